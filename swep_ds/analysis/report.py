@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swep_ds.analysis.answered import KINDS, Answered, by_kind, most_changed, read_answered
+import numpy as np
+
+from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, most_changed, read_answered
 from swep_ds.analysis.charts import confidence, learning_curves
 from swep_ds.analysis.domains import changes, domains
 from swep_ds.analysis.noise_report import noise_effect, noise_size
@@ -18,19 +20,23 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines, write_atomically
 from swep_ds.common.pages import template
 from swep_ds.common.settings import flatten
-from swep_ds.evaluation.results import RESULTS, read_results
+from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.kernels import MODES
 from swep_ds.methods.settings import dose
-from swep_ds.pipeline.folder import DS_CONFIG, METRICS_FILE, RECIPE, REPORT, RunFolder, batch_of_rank
+from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RECIPE, REPORT, RunFolder, batch_of_rank
 from swep_ds.pipeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
-CHANGED = 4  # questions of each data set whose answers are shown as changed, in each direction
+WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
+MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
+SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
+WAITING = 0.1  # a rank waits for data above this share of an update
 AnsweredSets = Mapping[str, Sequence[Answered]]  # by data set
+Tables = dict[str, tuple[list[str], list[list[Any]]]]  # (columns, rows)
 
 
-def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> str:
-    """Makes the report of a run's folder and writes it there, or to `output`; returns the page.
+def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> tuple[str, Tables]:
+    """Makes the report of a run's folder and writes it there, or to `output`; returns the page and its tables.
     `against`: the folder of another run, usually plain fine-tuning, to compare the answers with.
 
     Raises InputError: a folder without a run or with damaged files, or `against` without answers to these questions.
@@ -67,6 +73,8 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     compared = None
     if against:
         compared = _compared(against, recipe, batch, answered, names)
+    from swep_ds.analysis.word_analyses import heat_maps  # imports PyTorch: not before the checks
+
     content = {
         "results": results,
         "run": folder.resolve().name,
@@ -78,6 +86,8 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "scoring": _advice(recipe, answered),
         "confidence": confidence(answered),
         "forecasts": [read_json(file) for file in sorted(run.forecasts.glob("*.json"))],
+        "maps": heat_maps(folder, answered),
+        "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=zero_stage != 3),
         "recipe": recipe,
         "batch": run.read_batch([]),
         "zero_stage": zero_stage,
@@ -90,7 +100,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     }
     html = template("analysis/report.html.jinja").render(content)
     write_atomically(output or folder / REPORT, html)
-    return html
+    return html, _tables(results, answered)
 
 
 def _advice(recipe: Recipe, answered: AnsweredSets) -> list[str]:
@@ -125,6 +135,33 @@ def _compared(
     }
 
 
+def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> list[dict[str, Any]]:
+    """A row per rank, with medians over the lines of health.jsonl; a single rank without a note has none.
+    `local_forward`: whether a rank's forward passes wait for no other ranks' weights."""
+    if not health:
+        return []
+    world = len(health[-1]["step_seconds"])  # at the end: a run may resume on other ranks
+    lines = [line for line in health if len(line["step_seconds"]) == world]
+    names = ("step_seconds", "data_seconds", "forward_seconds")
+    seconds_R3 = np.median([[line[name] for name in names] for line in lines], axis=0).T
+    usual = np.median([line["forward_seconds"] for line in lines])
+    rows = []
+    for rank, (step, data, forward) in enumerate(seconds_R3.tolist()):
+        bad = [line["update"] for line in lines if rank in line["not_finite"]]
+        notes = []
+        if data > WAITING * step:
+            notes.append("waits for data")
+        if local_forward and forward > SLOW * usual:
+            notes.append("slow forward passes")
+        if bad:
+            notes.append(f"not finite at {len(bad)} updates, first at {bad[0]}")
+        if notes or 1 < world <= MAX_RANKS_SHOWN:
+            memory = max(line["memory_mib"][rank] for line in lines)
+            seconds = (step, data, forward)
+            rows.append({"rank": rank, "seconds": seconds, "memory_mib": memory, "notes": ", ".join(notes)})
+    return rows
+
+
 def command(folder: Path, recipe: Recipe, batch: int) -> str:
     """The command that repeats this run, on the number of ranks that gives its global batch."""
     ranks = batch // batch_of_rank(recipe)
@@ -133,3 +170,20 @@ def command(folder: Path, recipe: Recipe, batch: int) -> str:
         parts += ["--ranks", str(ranks)]
     parts += ["--ds_config", str(folder / DS_CONFIG), "--recipe", str(folder / RECIPE)]
     return f"{shlex.join(parts)} --output_dir NEW"
+
+
+def _tables(results: Results | None, answered: AnsweredSets) -> Tables:
+    scores = results.scores if results else {}
+    if mean := out_of_domain_mean(scores):
+        scores[OUT_OF_DOMAIN] = mean
+    rows = [[name, score["exact_match"], score["f1"], score.get("total", "")] for name, score in scores.items()]
+    examples = []
+    for name, items in answered.items():
+        wrong = sorted((item for item in in_fixed_order(items) if not item.right), key=lambda item: item.f1)
+        for item in wrong[:WORST]:
+            accepted = " | ".join(item.example.answers)
+            examples.append([name, item.example.question, item.predicted, accepted, item.f1])
+    return {
+        "scores": (["data set", "EM", "F1", "questions"], rows),
+        "worst examples": (["data set", "question", "predicted", "accepted", "F1"], examples),
+    }

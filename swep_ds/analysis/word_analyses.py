@@ -22,6 +22,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from swep_ds.analysis.answered import Answered, in_fixed_order
 from swep_ds.analysis.figures import COLOURS, MARKS
 from swep_ds.analysis.formats import to_csv
 from swep_ds.analysis.paper import PAPER
@@ -35,6 +36,9 @@ from swep_ds.methods.noise_effect import nearest
 from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
 
 SHARES = ["words_changed", "words_changed_clean"]
+AROUND = 20  # words of the text that a report shows before and after the answer
+MAX_BYTES = 4 * 10**9  # of a model that is loaded for a report
+TRIED = 50  # questions of a data set that are looked at for windows with the answer
 SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
 MAX_TOKENS = 500  # points of a t-SNE in either state
@@ -192,6 +196,43 @@ def page(titles: Sequence[str], texts: Sequence[Sequence[TextWord]], heading: st
     """An HTML page of several examples under one colour scale."""
     macros = template("analysis/heatmap.html.jinja").module
     return str(macros.page(heading, list(zip(titles, texts, strict=True)), Scale.of(texts), draws))
+
+
+def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any]:
+    """Heat maps of a question that was answered right and one that was answered wrong by data set, for a report.
+
+    "maps": by data set, these questions with their words; "missing": why there are none. Where there are some, "scale",
+    of all of them, and "draws".
+    """
+    size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
+    if size > MAX_BYTES:
+        missing = "The model is not loaded again, since it is large. `swep-ds analyze` makes heat maps."
+        return {"maps": {}, "missing": missing}
+    maps = {}
+    texts = []
+    try:
+        run = TrainedRun.load(folder)
+        for name, items in answered.items():
+            for right in (True, False):
+                pool = {item.example: item for item in in_fixed_order(items) if item.right == right}
+                # an answer may be in the text only after normalisation, or in no window
+                window = next(answer_windows(list(pool)[:TRIED], run.tokenizer, run.windows), None)
+                if window:
+                    texts += word_distances(run, [window])
+                    maps.setdefault(name, []).append((pool[window.example], _near_answer(texts[-1])))
+    except InputError as error:
+        return {"maps": {}, "missing": str(error)}
+    if not maps:
+        return {"maps": {}, "missing": "No window holds an answer."}
+    return {"maps": maps, "missing": "", "scale": Scale.of(texts), "draws": run.draws}
+
+
+def _near_answer(words: Sequence[TextWord]) -> list[TextWord]:
+    """The question's words, and at most `AROUND` of the context before and after the answer."""
+    question = [word for word in words if word.part == "question"]
+    context = words[len(question) :]
+    in_answer = [number for number, word in enumerate(context) if word.part == "answer"]
+    return question + context[max(0, in_answer[0] - AROUND) : in_answer[-1] + 1 + AROUND]
 
 
 def tsne(runs: Sequence[Path], data: str | None, questions: Sequence[str] | None, first: int) -> Made:

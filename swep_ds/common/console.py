@@ -63,14 +63,18 @@ class Progress:
     Args:
         unit: what is counted, such as "batches".
         line_seconds: without a terminal, the least time between two lines; 0 = a line at each update.
+        after: how many units take as long as what follows, which the ETA counts.
     """
 
-    def __init__(self, console: Console, unit: str, total: int, done: int = 0, *, line_seconds: float = 60.0):
+    def __init__(
+        self, console: Console, unit: str, total: int, done: int = 0, *, line_seconds: float = 60.0, after: float = 0.0
+    ):
         self._console = console
         self._unit = unit
         self._total = total
         self._before = done
         self._line_seconds = line_seconds
+        self._after = after
         self._began = self._printed = time.monotonic()
         self._bar = None
         if console.is_terminal and not console.quiet:
@@ -103,7 +107,7 @@ class Progress:
     def update(self, done: int, note: str = "") -> None:
         """Shows that `done` units are done, and a note."""
         now = time.monotonic()
-        eta = (now - self._began) / max(1, done - self._before) * (self._total - done)
+        eta = (now - self._began) / max(1, done - self._before) * (self._total - done + self._after)
         if self._bar:
             self._note.plain = note
             self._bar.update(self._task, completed=done, eta=timedelta(seconds=round(eta)))

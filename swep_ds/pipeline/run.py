@@ -6,7 +6,7 @@ A recipe with `pretrain` goes through twice: first on that data, as a separate r
 import gc
 import logging
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,10 +44,10 @@ from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.tracking import Tracker, check_wandb
+from swep_ds.training.tracking import Table, Tracker, check_wandb
 
 log = logging.getLogger(__name__)
-MakeReport = Callable[[Path], str]  # from a run's folder: the page
+MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # from a run's folder: the page, and its tables by name
 Say = Callable[[str], None]
 
 
@@ -162,7 +162,8 @@ def _run_stage(
             say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
         make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
-        with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
+        tested = len(outcomes) * _tests_in_updates(prepared)
+        with write_on_all_ranks(partial(make_tracker, ranks.is_main(), tested), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
             done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
@@ -225,6 +226,13 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
             engine.destroy()
         raise
     engine.destroy()
+
+
+def _tests_in_updates(prepared: Prepared) -> float:
+    """How many updates take as long as the tests: a backward as two forwards, and an answer that is written as one."""
+    forwards = sum(3 if pass_.trains else 1 for pass_ in prepared.objective.method.passes(0.0))
+    windows = sum(len(test.features.dataset) for test in filter(None, [*prepared.tests, prepared.validation]))
+    return windows / (forwards * len(prepared.batches.windows(0)))
 
 
 def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
@@ -354,14 +362,17 @@ def _write_results(
 
 def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -> None:
     """Writes the report on rank 0 when the engine is gone; the other ranks wait. A failure only warns."""
+    gc.collect()
+    get_accelerator().empty_cache()  # frees the engine's memory: the report loads the model
     ranks.progress("report")
     if not ranks.is_main():
         return
-    page = None
     try:
-        page = report(folder.path)
-        say(f"report in {folder.report}")
+        page, tables = report(folder.path)
     except Exception as error:
         again = f"swep-ds report {shlex.quote(str(folder.path))}"
         log.warning("no report.html (%s); the run is done, and `%s` makes it", reason(error), again)
-    tracker.finish(page)
+        tracker.finish()
+    else:
+        say(f"report in {folder.report}")
+        tracker.finish(page, tables)

@@ -73,7 +73,7 @@ class TrainSection(Section):
 
 
 class TrackingSection(Section):
-    # where metrics, scores and the report go besides the run's folder (offline: without a network)
+    # where metrics, scores, tables and the report go besides the run's folder (offline: without a network)
     to: Literal["off", "wandb", "wandb_offline"] = "off"
     project: str = "swep-ds"  # the project in wandb
     group: str | None = None  # the group of runs in wandb; a sweep sets its own name

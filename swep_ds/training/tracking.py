@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
+Table = tuple[list[str], list[list[Any]]]  # columns, rows
 # of metrics.jsonl, what the progress bar shows
 SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
 SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate")
@@ -29,8 +30,9 @@ SHOWN += ("samples_per_second", "tokens_per_second")
 class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
-    wandb gets `config`. `metrics.jsonl` and `health.jsonl` in the run's `folder` are first cut back to `before`. Raises
-    InputError: at a run's first start wandb cannot start.
+    The tests after the last of `updates` take as long as `tested` of them. wandb gets `config`. `metrics.jsonl` and
+    `health.jsonl` in the run's `folder` are first cut back to `before`. Raises InputError: at a run's first start wandb
+    cannot start.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Tracker:
         updates: int,
         before: TrainState,
         active: bool,
+        tested: float = 0.0,
     ):
         self.active = active
         self.wandb = None
@@ -53,7 +56,7 @@ class Tracker:
         self.metrics = _open_lines(folder / "metrics.jsonl", before)
         self.health = _open_lines(folder / "health.jsonl", before)
         self.console = Console()
-        self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
+        self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0, after=tested)
         self.remark: str | None = None  # the method's, as long as it holds
 
     def __enter__(self) -> "Tracker":
@@ -104,12 +107,9 @@ class Tracker:
         values = {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
         self._tell(lambda run: run.summary.update(values))
 
-    def finish(self, page: str | None = None) -> None:
-        """Ends the tracking of a finished run; sends wandb its report, an HTML document."""
-        if page and self.wandb:
-            from wandb import Html
-
-            self._tell(lambda run: run.log({"report": Html(page, inject=False)}))
+    def finish(self, page: str | None = None, tables: Mapping[str, Table] | None = None) -> None:
+        """Ends the tracking of a finished run; sends wandb its report, an HTML document, and tables by name."""
+        self._tell(lambda run: run.log(_shown(page, tables or {})))
         self._tell(lambda run: run.finish(exit_code=0))
 
     def _tell(self, send: Callable[[Any], None]) -> None:
@@ -137,6 +137,20 @@ def _write(file: TextIO, line: dict[str, Any]) -> None:
         file.flush()  # a buffer that could not be written is written with the next line
     except OSError as error:
         log.warning("%s: lines are missing until it can be written again (%s)", file.name, error.strerror)
+
+
+def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
+    """The report and the tables as wandb takes them."""
+    import wandb
+
+    shown = {}
+    for name, (columns, rows) in tables.items():
+        # a mean over data sets has no number of questions, and a column has one type
+        cells = [[None if cell == "" else cell for cell in row] for row in rows]
+        shown[name] = wandb.Table(columns=columns, data=cells)
+    if page:
+        shown["report"] = wandb.Html(page, inject=False)
+    return shown
 
 
 def check_wandb(settings: TrackingSection) -> None:

@@ -20,6 +20,7 @@ from swep_ds.commands.report import report as command
 from swep_ds.common.pages import template
 from swep_ds.evaluation import scores
 from swep_ds.evaluation.scores import Scorer
+from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json, refused
@@ -45,28 +46,51 @@ def change_data(run: Path, **data) -> None:
 
 
 @pytest.fixture(scope="module")
-def against(home) -> tuple[str, Page]:
-    html = report.write_report(home / "run", home / "other")
+def against(home) -> tuple[str, dict, Page]:
+    html, tables = report.write_report(home / "run", home / "other")
     assert (home / "run" / "report.html").read_text() == html
-    return html, Page(html)
+    return html, tables, Page(html)
 
 
 def test_all_parts_are_there(against, home):
-    _, page = against
+    _, tables, page = against
     sections = [name for name in page.texts if not name.startswith(("h-", "p", "main"))]
-    assert sections == ["domains", "against", "noise", "curves", "answers", "cost", "settings"]
+    assert sections == ["domains", "against", "noise", "curves", "answers", "maps", "cost", "settings"]
     settings = ["swep: ", "beta 0.001", "prior_variance 0.1", str(home / "model"), "global batch 16", "fp32", "Seed 0"]
     settings += ["Ranks 2", "ZeRO stage 3", "torch 9.8.7", "swep-ds train --ranks 2 --ds_config "]
     curves = ["Loss", "NLL, clean pass", "NLL, noisy pass", "nats per token", "mean |μ − 1|", "√α, the prior's"]
     curves += ["nearest to another word's", "perturbed", "Learning rate", "Gradient", "Mean of the noise", "samples/s"]
+    ranks = "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data"  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
     # without its questions a set has no interval
     domains = [" gone 50.0 12.3 ", "checkpoint of update 30 was chosen: F1 2.00"]
-    said = {"domains": domains, "curves": curves, "cost": ["3 MiB", "80.0 s"]}
+    said = {"domains": domains, "curves": curves, "maps": ["monastery"], "cost": ["3 MiB", "80.0 s", ranks]}
     for section, parts in (said | {"settings": settings}).items():
         assert [part for part in parts if part not in page.texts[section]] == []
     assert "Run run Date 2026-01-02 Machine CPU Commit abc" in page.text
     assert "These results do not say whether the model loses exact answers" in page.text  # few texts
     assert page.count("svg") == 9  # eight curves and the throughput
+    assert [page.of_class(name) for name in ("heatmap", "right", "wrong")] == [2, 1, 1]
+    columns, rows = tables["worst examples"]
+    assert columns == ["data set", "question", "predicted", "accepted", "F1"]
+    assert [row[-1] for row in rows] == [0.0, 0.0, pytest.approx(40)]  # "valley of abbot": 2 x 1/3 x 1/2 / (1/3 + 1/2)
+    assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
+
+
+def test_ranks_that_wait_are_slow_or_not_finite_are_named():
+    def line(update: int, ranks: int = 4, **more) -> dict:
+        seconds = {"step_seconds": [2.0, 2.0, 2.0, 2.0], "data_seconds": [0.2, 0.1, 0.3, 0.1]}
+        seconds |= {"forward_seconds": [1.0, 1.0, 1.0, 1.7], "memory_mib": [5.0, 5.0, 5.0, 5.0]}
+        return {"update": update, "not_finite": []} | {name: of[:ranks] for name, of in seconds.items()} | more
+
+    health = [line(1, 2, not_finite=[0]), line(2, not_finite=[1])]  # the first before it resumed on other ranks
+    health += [line(3, memory_mib=[5.0, 5.0, 5.0, 7.0], not_finite=[1]), line(4)]
+    rows = report.ranks_of(health, local_forward=True)
+    notes = ["", "not finite at 2 updates, first at 2", "waits for data", "slow forward passes"]
+    assert [(row["rank"], row["notes"]) for row in rows] == [*enumerate(notes)]
+    assert (rows[0]["seconds"], rows[3]["memory_mib"]) == ((2.0, 0.2, 1.0), 7.0)
+    rows = report.ranks_of(health, local_forward=False)  # whose passes wait for each other
+    assert [row["notes"] for row in rows] == [*notes[:3], ""]
+    assert report.ranks_of([line(1, 1)], local_forward=True) == report.ranks_of([], local_forward=True) == []
 
 
 def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_at(run, home):
@@ -92,7 +116,7 @@ def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_
 
 
 def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
-    html, page = against
+    html, _, page = against
     assert {page.count(name) for name in ("script", "img", "link", "iframe", "object")} == {0}
     assert page.texts["answers"].count("</title><img src=x onerror=y>") == 1
     for text in (SCRIPT, RTL, EMOJI):
@@ -121,7 +145,7 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
     lines = compared(-0.02, -0.05, -0.03, 0.01)
     lines[-1] |= {"kl_per_window": 20.0, "sigma_spread": 0.018, "mu_spread": 0.021}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shown = Page(report.write_report(run)).texts["noise"]
+    shown = Page(report.write_report(run)[0]).texts["noise"]
     assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
     assert "from the prior was 20 nats per window (sigma varies by +- 1.8 %, mu by +- 2.1 % of the prior's" in shown
@@ -156,19 +180,28 @@ def test_curves_are_averaged_in_blocks_and_each_of_many_has_a_line_of_its_own():
     assert len(styles) == len(set(styles)) == 6
 
 
-def test_what_is_missing_is_left_out_and_said(run, caplog):
-    (run / "metrics.jsonl").unlink()
-    page = Page(report.write_report(run))
+def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
+    for name in ("metrics.jsonl", "health.jsonl", NOISE):
+        (run / name).rename(run / f"{name}.away")
+    page = Page(report.write_report(run)[0])
     assert "no line in metrics.jsonl" in page.texts["curves"]
     assert "Without answers: gone: data.eval.gone: data source" in page.texts["answers"]
+    assert f"{NOISE}: is missing" in page.texts["maps"]
     assert "against" not in page.texts
+    (run / f"{NOISE}.away").rename(run / NOISE)
+    large = "The model is not loaded again, since it is large."
+    for name, value, said in (("TRIED", 0, "No window holds an answer."), ("MAX_BYTES", 1000, large)):
+        monkeypatch.setattr(word_analyses, name, value)
+        page = Page(report.write_report(run)[0])
+        assert page.of_class("heatmap") == 0
+        assert said in page.texts["maps"]
     change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
-    shown = Page(report.write_report(run)).texts["answers"]
+    shown = Page(report.write_report(run)[0]).texts["answers"]
     assert re.search(r"data\.eval\.squad.*has changed since", shown)
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
     (run / "results.json").unlink()
     (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
-    page = Page(report.write_report(run))
+    page = Page(report.write_report(run)[0])
     assert "No data set was tested" in page.texts["domains"]
     assert "This run is not finished." in page.text
     assert "Up to update 3." in page.texts["curves"]
@@ -184,7 +217,7 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     change_json(run / "results.json", eval={"squad": scores["squad"], "second": scores["gone"]})
     other = Path(shutil.copytree(home / "other", tmp_path / "other"))
     change_json(other / "results.json", eval={"squad": scores["squad"] | {"total": 5}})
-    shown = Page(report.write_report(run, other)).texts["against"]
+    shown = Page(report.write_report(run, other)[0]).texts["against"]
     assert "Not compared: second. The other run did not answer the same questions." in shown
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
     assert " data.eval.second " in shown
@@ -197,7 +230,7 @@ def test_answers_that_the_rules_do_not_know_are_named_with_a_scorer(run, monkeyp
     change_data(run)
     monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",)))
     said = "squad: answers are Latin, which SQuAD v1.1 has no rules for: set eval.scorer to klue"
-    assert said in Page(report.write_report(run)).texts["domains"]
+    assert said in Page(report.write_report(run)[0]).texts["domains"]
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
@@ -212,7 +245,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
     change_json(run / "results.json", eval={"squad": Scorer().score(predictions, golds)})
-    page = Page(report.write_report(run))
+    page = Page(report.write_report(run)[0])
     # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
     # the first table has the score of the headline, the second that of all questions
     shown = page.texts["domains"]
@@ -225,7 +258,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     assert "(the text holds no answer)" in shown
     trained_on = "Trained on mine.json (25 %), squad.json (75 %); home: squad.json"
     assert trained_on in page.texts["settings"]
-    others = against[1].texts  # of a run whose questions all have answers
+    others = against[2].texts  # of a run whose questions all have answers
     assert "declined" not in others["answers"]
     assert "without an answer" not in others["domains"]
 

@@ -87,7 +87,7 @@ def page(tmp_path_factory) -> str:
     sd.forecast([home / "run"])
     labels = {"mean": 61.0, "low": 55.0, "high": 67.0}
     change_json(home / "run" / "forecast" / "news.json", labelled=25, with_labels={"exact_match": labels, "f1": labels})
-    return report.write_report(home / "run", home / "other")
+    return report.write_report(home / "run", home / "other")[0]
 
 
 def test_what_the_confidences_say(page):

@@ -12,8 +12,10 @@ import torch
 from swep_ds.analysis import word_analyses
 from swep_ds.analysis.trained_run import TextWord, answer_windows
 from swep_ds.analysis.word_analyses import (
+    AROUND,
     LABELLED,
     Scale,
+    _near_answer,
     by_frequency,
     coordinates,
     markdown,
@@ -87,6 +89,12 @@ def test_a_page_is_escaped_coloured_and_labelled():
     assert colours == ["#ffffcc", "#fec561", "#ffe895", "#fc4e2a"]
     # WCAG 2: black text is readable at a contrast of at least 4.5
     assert min(contrast("#000000", Scale(0.0, 1.0).colour(share / 20)) for share in range(21)) >= 4.5
+
+
+def test_a_context_is_cut_around_the_answer():
+    context = [TextWord(f"w{k}", "answer" if k in (30, 31) else "context", []) for k in range(99)]
+    assert _near_answer(WORDS[:2] + context) == WORDS[:2] + context[30 - AROUND : 32 + AROUND]
+    assert _near_answer(WORDS[:2] + context[:50]) == WORDS[:2] + context[30 - AROUND : 50]
 
 
 def test_neighbours_against_a_loop(monkeypatch):

@@ -75,7 +75,7 @@ def test_the_null_answer_is_the_first_token_for_the_cards_code_too(folder, capsy
 
 @pytest.mark.slow
 def test_a_decoder_trains_and_answers(tmp_path, monkeypatch):
-    monkeypatch.setattr("swep_ds.analysis.report.write_report", lambda folder: "")
+    monkeypatch.setattr("swep_ds.analysis.report.write_report", lambda folder: ("", {}))
     tokenizer = tiny.byte_bpe()
     torch.manual_seed(0)
     settings = LlamaConfig(**SIZE | {"vocab_size": len(tokenizer), "max_position_embeddings": 128})

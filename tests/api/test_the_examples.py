@@ -23,7 +23,7 @@ def few_articles(domain: str, split: str, unanswerable: bool = False) -> dict:
 
 @pytest.fixture
 def example(monkeypatch):
-    monkeypatch.setattr("swep_ds.analysis.report.write_report", lambda folder: "")  # has tests of its own
+    monkeypatch.setattr("swep_ds.analysis.report.write_report", lambda folder: ("", {}))  # has tests of its own
     monkeypatch.setattr("swep_ds.data.readers.corpus", few_articles)
 
     def run(name: str, *arguments: str) -> None:

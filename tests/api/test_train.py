@@ -101,7 +101,7 @@ PROGRAM = """import sys
 import swep_ds as sd
 import swep_ds.analysis.report
 
-swep_ds.analysis.report.write_report = lambda folder: ""  # has tests of its own
+swep_ds.analysis.report.write_report = lambda folder: ("", {})  # has tests of its own
 run = sd.train(sys.argv[1], ds_config=sys.argv[2], output_dir=sys.argv[3], train={"max_updates": 1})
 sys.stdout.write(f"F1 {run.scores['test']['f1']}\\n")  # at once: the other rank writes there, too
 """

@@ -87,12 +87,12 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(monke
             progress.update(done, "[x]")
     assert stream.getvalue() == "    70/100 batches  [x]  eta 30 s\n   100/100 batches  [x]  eta 0 s\n"
     stream.truncate(0)
-    resumed = Progress(Console(file=stream), "updates", 3, 1, line_seconds=0)
+    resumed = Progress(Console(file=stream), "updates", 3, 1, line_seconds=0, after=2.5)
     for done in (2, 3):
         clock[0] += 4.0
         resumed.update(done)
     said = re.findall("eta (.*) s", stream.getvalue())
-    assert said == ["4", "0"]  # an update takes 4 s
+    assert said == ["14", "10"]  # an update takes 4 s, and what follows the last one as long as 2.5 of them
 
 
 @pytest.mark.parametrize("width", [70, 120])

@@ -134,7 +134,7 @@ def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):
     report, tracker = mock.Mock(side_effect=KeyError("of the test")), mock.Mock()
     monkeypatch.setattr("swep_ds.ranks.group.rank", lambda: 0)
     _report(report, RunFolder(tmp_path / "a run"), tracker, print)
-    tracker.finish.assert_called_once_with(None)
+    tracker.finish.assert_called_once_with()
     assert "no report.html (KeyError: 'of the test'); the run is done, and `swep-ds report '" in caplog.text
 
 

@@ -163,7 +163,7 @@ def test_withheld_answers_get_predictions_and_no_score_wherever_scores_are(runs)
     card = (run / "model" / "README.md").read_text()
     assert "The answers of secret are withheld: it has no scores." in card
     assert "answers withheld (" not in card
-    assert "secret: no scores, since its answers are withheld" in write_report(run)
+    assert "secret: no scores, since its answers are withheld" in write_report(run)[0]
     [left_out] = [json.loads(line) for line in (run / "remarks.jsonl").read_text().splitlines()]
     assert (left_out["field"], left_out["id"]) == ("data.train", "q2-0")
     assert "left out (data.misplaced_answers)" in left_out["reason"]

@@ -45,7 +45,7 @@ def fail(self, batch, step):
 if __name__ == "__main__":
     recipe, first_data, folder, *configs = sys.argv[1:]
     loss = Objective.loss
-    with mock.patch("swep_ds.analysis.report.write_report", return_value=""):  # has tests of its own
+    with mock.patch("swep_ds.analysis.report.write_report", return_value=("", {})):  # has tests of its own
         make(recipe, configs[0], Path(folder, "imports"))  # some modules that are imported late make tensors
         left = {}
         for stage, config in enumerate(configs[:3]):

@@ -18,6 +18,7 @@ from tests.support.bad_input import refused
 
 NEW, LINE = TrainState(), TrainState(updates=1, windows=8, tokens=80, seconds=2.0)
 SCORES = {"test": {"exact_match": 50.0, "f1": 60.0, "total": 2}}
+TABLES = {"scores": (["data set", "F1", "questions"], [["test", 60.0, 9], ["out-of-domain mean", 50.0, ""]])}
 
 
 def updates(path) -> list[int]:
@@ -34,7 +35,7 @@ def whole_run(to: str, folder: Path) -> Tracker:
     with tracker(to, folder, 1) as opened:
         opened.log(LINE, {"loss": 1.0}, None)
         opened.summary(SCORES)
-    opened.finish("<p>report</p>")
+    opened.finish("<p>report</p>", TABLES)
     return opened
 
 
@@ -69,10 +70,18 @@ def test_a_line_shows_speed_and_memory(tmp_path, capsys):
     assert "tokens_per_second 40  peak memory " in capsys.readouterr().out
 
 
+def table(columns: list[str], data: list[list]) -> tuple:
+    """wandb refuses text in a column of numbers; None may be in any."""
+    for column in zip(*data, strict=True):
+        if len({isinstance(cell, str) for cell in column if cell is not None}) > 1:
+            raise TypeError("Data row contained incompatible types")
+    return columns, data
+
+
 @pytest.fixture
 def wandb(monkeypatch) -> MagicMock:
     """A module `wandb`, which starts one `run`."""
-    module = MagicMock(Html=lambda page, inject: page)
+    module = MagicMock(Table=table, Html=lambda page, inject: page)
     module.run = module.init.return_value
     module.run.id = "the run's"
     monkeypatch.setitem(sys.modules, "wandb", module)
@@ -89,7 +98,8 @@ def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, wand
     assert (line["loss"], step) == (1.0, {"step": 1})
     assert (line["samples_per_second"], line["tokens_per_second"], line["seconds"]) == (4.0, 40.0, 2.0)
     assert summary == {"test/exact_match": 50.0, "test/f1": 60.0, "test/total": 2}
-    assert shown == {"report": "<p>report</p>"}
+    rows = [["test", 60.0, 9], ["out-of-domain mean", 50.0, None]]  # None for a blank
+    assert shown == {"scores": (TABLES["scores"][0], rows), "report": "<p>report</p>"}
     assert end == {"exit_code": 0}
     whole_run("wandb", tmp_path)
     assert wandb.init.call_args.kwargs["id"] == "the run's"  # a resumed run continues under its id
@@ -144,3 +154,4 @@ def test_offline_wandb_writes_files_and_connects_to_nobody(tmp_path, monkeypatch
     assert file.stat().st_size > 0
     [page] = folder.glob("files/media/html/*.html")
     assert page.read_text() == "<p>report</p>"
+    assert len(list(folder.glob("files/media/table/scores*.json"))) == 1
