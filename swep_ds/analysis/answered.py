@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby, islice, product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -32,6 +32,7 @@ KINDS = {
 AROUND = 110  # characters of the text that are shown before and after an answer
 MAX_WORD = 30  # characters; text may have no spaces
 MAX_PLACES = 50  # occurrences of one text in another that are examined
+ALSO_ASCII = "İıſ"  # equal to i and s if their case is ignored, which `str.lower` does not know
 
 
 @dataclass
@@ -106,13 +107,15 @@ def _distance(places: tuple[range, range]) -> int:
 def _occurrences(text: str, context: str) -> list[range]:
     """The first places of a text in another, whatever their case; no two overlap."""
     text = text.strip()
-    lowered = context.lower()
-    if len(lowered) == len(context):  # unlike where a letter such as "İ" becomes two
-        text = text.lower()
-        context = lowered
-    places = []
+    if not text:
+        return []
+    if not text.isascii() or any(letter in context for letter in ALSO_ASCII):
+        matches = re.finditer(re.escape(text), context, re.IGNORECASE)
+        return [range(*match.span()) for match in islice(matches, MAX_PLACES)]
+    places = []  # equal to the above, without a pattern for each of thousands of answers
+    text, context = text.lower(), context.lower()
     begin = context.find(text)
-    while text and begin >= 0 and len(places) < MAX_PLACES:
+    while begin >= 0 and len(places) < MAX_PLACES:
         places.append(range(begin, begin + len(text)))
         begin = context.find(text, begin + len(text))
     return places

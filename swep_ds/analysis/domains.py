@@ -138,5 +138,5 @@ def resampled(means: Sequence[float], values: np.ndarray, items: Sequence[Answer
     if items:
         clusters_Q = clusters([item.example for item in items])
         if effective_clusters(clusters_Q) >= MIN_CLUSTERS:
-            samples = resampled_means(values, clusters_Q, name)
+            [samples] = resampled_means([values], clusters_Q, name)
     return np.concatenate([[means], samples])

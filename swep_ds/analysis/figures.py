@@ -1,4 +1,4 @@
-"""The figures of a table, each of one metric: curves and forest plots.
+"""The figures of a table, each of one metric: curves, forest plots, and F1 on shifted sets against that in domain.
 
 Over an axis of numbers there is a curve, with a panel per data set and a line per method, in a band of one deviation
 over seeds. A block that is in no curve has a forest plot: the methods' differences on each data set.
@@ -13,7 +13,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from swep_ds.analysis.crossed import LEVEL
+from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.table import HEADS, Table
+from swep_ds.evaluation.results import OUT_OF_DOMAIN
 from swep_ds.sweeps.sweep import slug
 
 # The palette of Okabe and Ito, which readers with any colour vision can tell apart, without its yellow, which is pale
@@ -52,6 +54,8 @@ def draw(table: Table, folder: Path) -> list[Path]:
         if metric in HEADS and block not in in_curves:
             name = f"forest-{table.names[block]}-{HEADS[metric].lower()}"
             files += save(plot_forest(block, points, HEADS[metric], table.against), folder, name)
+    if table.line and (cells["metric"] == ABOVE).any():
+        files += save(plot_line(cells, table.line), folder, "robustness")
     return files
 
 
@@ -136,3 +140,25 @@ def _looks(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Colour and mark of each row."""
     looks = zip(cells["method"].unique(), cycle(COLOURS), cycle(MARKS), strict=False)
     return {method: {"color": colour, "marker": mark} for method, colour, mark in looks}
+
+
+def plot_line(cells: pd.DataFrame, line: Line) -> Figure:
+    """A panel per shifted set. A point is the mean of a row's runs in a block of the table."""
+    looks = _looks(cells)
+    f1 = cells[cells["metric"] == "f1"].pivot(index=["block", "method"], columns="data_set", values="mean")
+    above = cells[(cells["metric"] == ABOVE) & (cells["data_set"] != OUT_OF_DOMAIN)]
+    names = above["data_set"].unique()
+    figure = Figure(layout="constrained", figsize=(3.4 * len(names), 3.7))
+    points = {}
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
+        x = []
+        for block, method in above.loc[above["data_set"] == name, ["block", "method"]].to_numpy():
+            scores = f1.loc[block, method].dropna()
+            x.append(scores[line.in_domain_of(list(scores.index))])
+            [points[method]] = axes.plot(x[-1], scores[name], ls="", **looks[method], markersize=5)
+        ends = np.array([min(x) - 1, max(x) + 1])
+        axes.plot(ends, line.of(name).predict(ends), color="black", linewidth=1, linestyle="--")
+        axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
+        axes.grid(alpha=0.25)
+    figure.legend(points.values(), points, loc="outside lower center", ncols=min(len(points), 6), frameon=False)
+    return figure

@@ -111,23 +111,38 @@ def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[Place,
         "difference_bootstrap_low" and "_high". Those that are not known are left out. Two or more shifted sets also
         have their mean, `OUT_OF_DOMAIN`.
     """
+    return compare_all([(rows, base)], scores)[0]
+
+
+def compare_all(
+    comparisons: Sequence[tuple[Rows, str | None]], scores: QuestionScores
+) -> list[dict[Place, Difference]]:
+    """As `compare`, of several rows and bases that were tested on the same questions: they share the bootstrap's draws,
+    which take more time than all that is made of them."""
+    known: list[Known] = [{} for _ in comparisons]
+    bases = [rows[base][0] for rows, base in comparisons if rows.get(base)]
+    for column in dict.fromkeys(column for run in bases for column in run.results.scores):
+        differences = [question_differences(rows, base, column, scores) for rows, base in comparisons]
+        means = [np.concatenate([d.mean(0) for d in of_rows.values()], axis=1) for of_rows in differences if of_rows]
+        if not means:
+            continue
+        clusters_Q = clusters(scores.examples(bases[0].recipe, column))
+        samples = iter(resampled_means(means, clusters_Q, column))
+        for of_comparison, of_rows in zip(known, differences, strict=True):
+            parts = np.split(next(samples), len(of_rows), axis=1) if of_rows else []
+            for (name, values_SQ2), of_row in zip(of_rows.items(), parts, strict=True):
+                of_comparison[name, column] = (values_SQ2, clusters_Q, of_row)
+    return [_entries(*each, of_each, scores) for each, of_each in zip(comparisons, known, strict=True)]
+
+
+def _entries(rows: Rows, base: str | None, known: Known, scores: QuestionScores) -> dict[Place, Difference]:
     if not rows.get(base):
         return {}
-    known: Known = {}
-    ids = {}  # of the shifted sets that have an interval
     columns = list(rows[base][0].results.scores)  # the source domain first
-    for column in columns:
-        differences = question_differences(rows, base, column, scores)
-        if not differences:
-            continue
-        asked = scores.examples(rows[base][0].recipe, column)
-        clusters_Q = clusters(asked)
-        means = np.concatenate([values_SQ2.mean(0) for values_SQ2 in differences.values()], axis=1)
-        samples = np.split(resampled_means(means, clusters_Q, column), len(differences), axis=1)
-        for (name, values_SQ2), of_row in zip(differences.items(), samples, strict=True):
-            known[name, column] = (values_SQ2, clusters_Q, of_row)
-        if column != columns[0]:
-            ids[column] = [example.id for example in asked]
+    ids = {}
+    for column in columns[1:]:
+        if any(of_row == column for _, of_row in known):
+            ids[column] = [example.id for example in scores.examples(rows[base][0].recipe, column)]
     scores.notes += note_on_shared_ids(ids)
     parts = {column: [column] for column in columns}
     if len(columns) > 2:
@@ -207,21 +222,23 @@ def question_differences(rows: Rows, base: str | None, column: str, scores: Ques
     return differences
 
 
-def resampled_means(values: np.ndarray, clusters: np.ndarray, data_set: str) -> np.ndarray:
-    """Means [RESAMPLES, k] of `values` [Q, k] if clusters of questions, numbered from 0 in `clusters` [Q], are drawn
-    with replacement. All columns share the draws, which `data_set` seeds."""
-    sums = np.stack([np.bincount(clusters, column) for column in (*values.T, np.ones(len(values)))], axis=1)
-    number = len(sums)
+def resampled_means(values: Sequence[np.ndarray], clusters: np.ndarray, data_set: str) -> list[np.ndarray]:
+    """Means [RESAMPLES, k] of each of `values` [Q, k] if clusters of questions, numbered from 0 in `clusters` [Q], are
+    drawn with replacement. All share the draws, which `data_set` seeds."""
+    ones_Q = np.ones(len(clusters))
+    sums = [np.stack([np.bincount(clusters, column) for column in (*each.T, ones_Q)], axis=1) for each in values]
+    number = len(sums[0])
     rng = np.random.default_rng(zlib.crc32(data_set.encode()))
     chunk = max(1, ELEMENTS // number)
-    means = []
+    means = [np.empty((RESAMPLES, each.shape[1])) for each in values]
     for begin in range(0, RESAMPLES, chunk):
         size = min(chunk, RESAMPLES - begin)
         drawn = rng.integers(number, size=(size, number)) + number * np.arange(size)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=size * number).reshape(size, number).astype(float)
-        totals = counts @ sums
-        means.append(totals[:, :-1] / totals[:, -1:])
-    return np.concatenate(means)
+        for of_means, of_sums in zip(means, sums, strict=True):
+            totals = counts @ of_sums
+            of_means[begin : begin + size] = totals[:, :-1] / totals[:, -1:]
+    return means
 
 
 def interval(samples: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ A cell is the mean and the standard deviation over seeds, with the difference to
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,9 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
 
         primaries = dict.fromkeys(run.primary for run in of_block if run.primary)
         contrasts = [*primaries, *dict.fromkeys(contrast for run in of_block for contrast in run.secondary)]
-        differences = significance.compare(rows, base, questions)
-        registered = [_registered(contrast, rows, questions) for contrast in contrasts]
+        pairs = [({row: rows.get(row, []) for row in (base, name)}, base) for name, base, *_ in contrasts]
+        differences, *compared = significance.compare_all([(rows, base), *pairs], questions)
+        registered = list(map(_registered, contrasts, compared))
         tested = [entry for entries in registered[: len(primaries)] for entry in entries]
         family = [entry for entries in registered[len(primaries) :] for entry in entries]
         _adjust(tested, family, list(differences.values()))
@@ -181,10 +182,9 @@ def _doses(rows: Rows) -> dict[str, str]:
     return doses
 
 
-def _registered(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
+def _registered(contrast: tuple, compared: Mapping[significance.Place, Difference]) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
-    name, base, metric, data_set = contrast
-    compared = significance.compare({row: rows.get(row, []) for row in (base, name)}, base, questions)
+    name, _, metric, data_set = contrast
     tested = list(dict.fromkeys(entry["data_set"] for entry in compared.values()))
     if data_set == SHIFTED and len(tested) > 1:
         data_set = tested[-1]  # the mean if there is one, else the only shifted set

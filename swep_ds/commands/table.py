@@ -7,7 +7,7 @@
 Rows are methods, columns data sets, blocks models. A block has the means and standard deviations of scores over seeds,
 with the paper's numbers if there are any; calibration; F1 above the line of in-domain F1; and differences to a base
 row, with intervals. With --output all is written as table.md, .csv and .json, table-BLOCK.tex, notes.tex, and figures
-(PNG, SVG, PDF): curves over axes of numbers, and the differences of other blocks.
+(PNG, SVG, PDF): curves over axes of numbers, differences of other blocks, and F1 on shifted sets if there is a line.
 Exit codes: 0: done. 1: some runs are missing from the table, which names them. 2: bad input (one line says what and
 how to fix it).
 """

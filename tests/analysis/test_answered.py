@@ -214,7 +214,7 @@ def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     # two questions of a text are drawn together
     items = [item("Ada", "Ada", text=f"text {n // 2} by Ada") for n in range(40)]
     values = np.arange(40.0)[:, None]
-    means = resampled_means(values, np.arange(40) // 2, "news")
+    [means] = resampled_means([values], np.arange(40) // 2, "news")
     assert (resampled([19.5], values, items, "news")[1:] == means).all()
 
 
@@ -266,10 +266,9 @@ def test_the_finding_counts_no_question_that_is_rightly_declined():
 
 def test_places_are_those_of_a_pattern_that_ignores_case():
     rng = random.Random(0)
-    for letters in ("aAbB k", "aAiIsS éÉßñÑ."):
+    for letters in ("aAbB k", "aAiIsSkK éÉΣσςßİıſ\N{KELVIN SIGN}."):
         for _ in range(2_000):
             context = "".join(rng.choices(letters, k=30))
             text = "".join(rng.choices(letters, k=rng.randint(1, 3)))
             pattern = re.compile(re.escape(text.strip()) or "(?!)", re.IGNORECASE)
             assert _occurrences(text, context) == [range(*match.span()) for match in pattern.finditer(context)]
-    assert _occurrences("İzmir", "from İzmir") == [range(5, 10)]  # one letter more in lower case

@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from swep_ds.analysis import table
+from swep_ds.analysis import figures, table
 from swep_ds.analysis.robustness import ABOVE, add_points, fitted, in_domain_f1, published
 from swep_ds.analysis.runs import find_runs
 from tests.support import fake_runs
@@ -66,7 +67,7 @@ def test_a_bad_line_is_one_line(tmp_path):
     assert re.search(r"line\.yaml: .*slope.*shifted\.nyt\.intercept is required", refused(published, str(file)))
 
 
-def test_the_table_has_points_above_the_line(tmp_path):
+def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkeypatch):
     shares = {f"{share} %": {"data.train_fraction": share / 100} for share in (10, 40, 70, 100)}
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
     fields = {"variants": variants, "across": {"questions": shares}, "seeds": [0, 1]}
@@ -82,6 +83,14 @@ def test_the_table_has_points_above_the_line(tmp_path):
     assert mle.mean() == pytest.approx(0, abs=1e-9)
     assert swep - mle == pytest.approx([10] * 4)  # 2 of 20 questions
     assert any(f"nyt: {line.shifted['nyt'].slope:.3f} x" in note for note in result.notes)
+    [panel] = figures.plot_line(result.cells.dropna(subset="data_set"), line).axes
+    *points, drawn = [drawn.get_xydata() for drawn in panel.lines]
+    f1 = result.cells[result.cells["metric"] == "f1"]
+    expected = [f1[f1["data_set"] == name]["mean"] for name in ("squad", "nyt")]
+    assert np.concatenate(points) == pytest.approx(np.stack(expected, axis=1))
+    assert drawn[:, 1] == pytest.approx(line.shifted["nyt"].predict(drawn[:, 0]))
+    monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())
+    assert {"robustness.png", "robustness.svg"} <= {file.name for file in figures.draw(result, tmp_path)}
     with_published = table.make(find_runs([tmp_path / "runs"]), line=published("squadshifts"))
     assert ABOVE not in set(with_published.cells["metric"])
     sets = "new_wiki and on one of nyt, reddit, amazon"

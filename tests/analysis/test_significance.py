@@ -25,7 +25,7 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
     values[:, 2] = 3 * values[:, 1]
     monkeypatch.setattr(significance, "ELEMENTS", 57 * 1000)  # in several parts
     _, clusters = np.unique(np.random.default_rng(3).integers(20, size=57), return_inverse=True)
-    samples = significance.resampled_means(values, clusters, "squad")
+    [samples] = significance.resampled_means([values], clusters, "squad")
     assert samples.shape == (10_000, 4)
     assert samples[:, 3] == pytest.approx(70)  # however many questions the drawn clusters have
     low, high = significance.interval(samples[:, :3])
@@ -35,8 +35,10 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
         loop.append(np.concatenate([values[clusters == c, :3] for c in chosen]).mean(axis=0))
     error = np.array([30, 10, 30]) / 57**0.5
     assert (np.abs([low, high] - np.quantile(loop, [0.025, 0.975], axis=0)) < 0.12 * error).all()
-    assert (significance.resampled_means(values, clusters, "squad") == samples).all()  # seeded
-    assert (significance.resampled_means(values, clusters, "nyt")[:, 0] != samples[:, 0]).any()  # by the data set
+    again, part = significance.resampled_means([values, values[:, :1]], clusters, "squad")
+    assert (again == samples).all()  # seeded
+    assert part == pytest.approx(samples[:, :1])  # all share their draws
+    assert (significance.resampled_means([values], clusters, "nyt")[0][:, 0] != samples[:, 0]).any()  # by the data set
     assert samples[:, 2] == pytest.approx(3 * samples[:, 1])  # columns share their draws
 
 
@@ -87,7 +89,7 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         for seed in range(3):
             won[seed, 5 + seed : 5 + 2 + 3 * seed] = 100
         texts = np.arange(questions) // (1 + (name == "amazon"))
-        samples[name] = significance.resampled_means(won[1:].mean(axis=0)[:, None], texts, name)
+        [samples[name]] = significance.resampled_means([won[1:].mean(axis=0)[:, None]], texts, name)
         sets[name] = [(won, texts)]
     samples[OUT_OF_DOMAIN] = (samples["nyt"] + samples["amazon"]) / 2
     sets[OUT_OF_DOMAIN] = sets["nyt"] + sets["amazon"]
