@@ -76,13 +76,7 @@ def test_the_file_that_extends_counts_and_another_kind_drops_the_settings_of_the
 
 
 def test_yes_and_nan_are_no_numbers(tmp_path):
-    for text in (
-        "count: yes",
-        "limit: no",
-        "method: {name: plain, rate: on}",
-        "limit: .nan",
-        "method: {name: plain, rate: .inf}",
-    ):
+    for text in ("count: yes", "limit: .nan"):
         (tmp_path / "r.yaml").write_text(text)
         assert "must be a" in refused(load, Recipe, str(tmp_path / "r.yaml"), tmp_path, "--file")
 
