@@ -183,9 +183,8 @@ class TextIndex:
                 title = words(name.removesuffix(Path(name).suffix))
                 title = " ".join(title + grams(title))
                 count = 0
-                for begin, end, of_passage, pieces in cut(text):
-                    values = (number, begin, end, of_passage, pieces, title)
-                    fields = dict(zip((*PLACE, *FIELDS), values, strict=True))
+                for passage in cut(text):
+                    fields = dict(zip((*PLACE, *FIELDS), (number, *passage, title), strict=True))
                     writer.add_document(self._tantivy.Document.from_dict(fields))
                     count += 1
                 added[name] = (number, count, _checksum(text))

@@ -24,8 +24,7 @@ WORD = re.compile(rf"(?=\w)[{_SPLIT}][{_MARKS}]*|[^\W_{_SPLIT}]+(?:[{_MARKS}]+[^
 
 def fold(text: str) -> str:
     """Without case, composed (NFC). A Turkish I is the same with and without its dot."""
-    folded = text.casefold().replace("i\u0307", "i").replace("\u0131", "i")
-    return unicodedata.normalize("NFC", folded)
+    return unicodedata.normalize("NFC", text.casefold().replace("i\u0307", "i").replace("\u0131", "i"))
 
 
 def words(text: str) -> list[str]:
