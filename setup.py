@@ -30,6 +30,7 @@ setup(
             "pipeline/*.jinja",
             "analysis/*.yaml",
             "analysis/lines/*.yaml",
+            "cost/*.jinja",
         ],
         "swep_ds.ds_configs": ["*.json"],
         "swep_ds.scripts.slurm": ["*.sbatch", "*.sh"],

@@ -30,27 +30,12 @@ def forecast() -> None:
     arguments = parser.parse_args()
 
     from swep_ds.api.forecast import forecast as forecast_text  # after the arguments: these imports take a second
+    from swep_ds.common.pages import template
     from swep_ds.evaluation.calibration import LEVEL
 
     made = forecast_text(**vars(arguments))
-    for name, result in made.items():
-        print(f"{name}, {len(result.by_question)} questions, with {LEVEL} % intervals:")
-        print(f"    forecast: EM {_said(*result.exact_match)}, F1 {_said(*result.f1)}")
-        if result.with_labels:
-            em, f1 = ((value.mean, value.low, value.high) for value in result.with_labels.values())
-            print(f"    with {result.labelled} labels: EM {_said(*em)}, F1 {_said(*f1)}")
-            print(f"    {result.with_labels['f1'].more_labels} more such labels would give F1 within 3 points")
-        if result.truth:
-            print("    its answers give: EM {:.1f}, F1 {:.1f}".format(*result.truth))
-        print("    at home: EM {:.1f}, F1 {:.1f}".format(*result.at_home))
-        print(f"    {result.rests_on}: {result.signal_there[1]:.1f} %, at home {result.signal_at_home[1]:.1f} %")
-        print("    words that training did not have: {1:.1f} %, at home {0:.1f} %".format(*result.unknown_words))
-        for remark in result.remarks:
-            print(f"    {remark}")
+    print(template("analysis/forecast.jinja").render(forecasts=made, level=LEVEL), end="")
     if arguments.suggest:
         print(f"{arguments.suggest} questions to label in {arguments.output}")
     print(f"swep-ds report {arguments.runs[0]} shows this in its report")
 
-
-def _said(value: float, low: float | None, high: float | None) -> str:
-    return f"{value:.1f}" if low is None else f"{value:.1f} ({low:.1f} to {high:.1f})"

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
+from swep_ds.common.pages import template
 from swep_ds.cost.activations import count_activations
 from swep_ds.cost.memory import ModelStates, States
 from swep_ds.data.batches import Batch, TrainingBatches
@@ -84,12 +86,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     """
     names = [ds_config] if ds_config else ORDER
     console = Console(width=160)
-    stages = [recipe]
-    if recipe.pretrain:
-        stages = [recipe.first_stage(), recipe]
     fitting = names  # in all stages, which one command runs
-    for number, stage in enumerate(stages):
-        if len(stages) > 1:
+    for number, stage in enumerate(recipe.stages):
+        if recipe.pretrain:
             console.print(("first stage (pretrain)", "\nsecond stage")[number])
         rows = plan_stage(stage, devices, names, console)
         fitting = [name for name in fitting if name in rows and devices.hold(rows[name]["peak"], rows[name]["CPU"])]
@@ -107,61 +106,39 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 
 def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> dict[str, dict[str, int]]:
     """Prints what one training takes; returns the table's rows by ds_config: bytes by column."""
-    say = console.print
     train = recipe.train
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
     tokenizer = None
     try:
         tokenizer = prepare.run_tokenizer(recipe)
     except InputError as error:
-        no_tokenizer = error
+        data = f"updates and tokens: not known, because {error}"
     objective = _objective(recipe, tokenizer)
     states, refused = _states(recipe, objective, names, devices)
-
-    average = f", average {train.average}" if train.average != "none" else ""
-    how = f"{train.precision}, {train.optimizer}, {train.execution}{average}"
-    say(f"{recipe.method.name} on {recipe.model.name}: {how}")
-    kind = "GPU(s), each with" if devices.on_gpu else "CPU process(es), which share"
-    say(f"devices: {devices.count} {kind} {_gib(devices.memory)} of free memory")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
-    say(f"parameters: {model:,} of the model, {method:,} of the method")
-    size = train.max_tokens or train.micro_batch_size
-    unit = "positions" if train.max_tokens else "windows"
-    steps = train.gradient_accumulation_steps
-    total = size * steps * devices.count
-    say(f"global batch: {size:,} {unit} x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
     length = recipe.data.max_length
     # a checkpoint is written before the oldest is deleted; the best one up to each of those that are kept stays too
     saves = train.keep_checkpoints * (2 if recipe.eval.select_on else 1) + 1
-    if tokenizer is None:
-        say(f"updates and tokens: not known, because {no_tokenizer}")
-    else:
-        text, length, updates = _data(recipe, tokenizer, devices)
+    if tokenizer is not None:
+        data, length, updates = _data(recipe, tokenizer, devices)
         saves = min(saves, math.ceil(updates / train.checkpoint_every))
-        say(text)
-
-    # with max_tokens the windows of the longest length are the widest: attention grows with its square
-    count = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
+    count = train.micro_batch_size
+    if train.max_tokens:  # the windows of the longest length are the widest: attention grows with its square
+        count = math.ceil(train.max_tokens / length)
     answer = None
     if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
         answer = recipe.data.max_length, recipe.eval.max_answer_tokens
     batch = _batch(recipe, count, length)
     counted = count_activations(objective, batch, train, on_gpu=devices.on_gpu, answer=answer)
-    sizes = f"{_gib(counted.plain)}; {_gib(counted.checkpointed)} with activation checkpointing"
-    say(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
-    if counted.casts:
-        say(f"autocast's copies of the weights, below ZeRO-3: {_gib(counted.casts)}")
     answers = recipe.eval.batch_size * recipe.eval.beams * counted.answer
-    if answers:
-        windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
-        say(f"evaluation: {windows} keep {_gib(answers)} of keys and values (estimate)")
-    say(_words(recipe, objective, states, devices))
-    for error in refused:
-        say(f"left out: {error}")
+    context = {"recipe": recipe, "train": train, "devices": devices, "model": model, "method": method, "data": data}
+    context |= {"count": count, "length": length, "counted": counted, "answers": answers, "refused": refused}
+    context["words"] = _words(recipe, objective, states, devices)
+    console.print(template("cost/plan.jinja", gib=_gib).render(context).rstrip())
     held = counted.checkpointed if train.activation_checkpointing else counted.plain
     weights = model * (2 if train.precision in ("bf16", "fp16") else 4) * (1 if train.average == "none" else 2)
     rows = {name: _row(state, held, answers, counted.casts, devices, weights, saves) for name, state in states.items()}
-    say(_table(rows, [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]))
+    console.print(_table(rows, [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]))
     return rows
 
 
@@ -186,18 +163,21 @@ def _states(
     return states, refused
 
 
-def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devices: Devices) -> str:
-    """A line about the word embeddings, which are frozen from then on."""
+def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devices: Devices) -> dict[str, Any]:
+    """What the word embeddings take, which are frozen from then on: bytes of all model states with one ds_config, of
+    the word embeddings, and of these where they are frozen."""
     [name, *_] = states
     words = objective.qa.words.requires_grad_(False).weight
     frozen = _states(recipe, objective, [name], devices)[0][name]
     whole, rest = (state.phases(0)["training"] for state in (states[name], frozen))
     kept = words.numel() / sum(map(torch.numel, objective.parameters())) * frozen.parameters
-    text = f"model states with {Path(name).stem}: {_gib(whole)}, of which {len(words):,}"
-    if recipe.train.freeze_embeddings:
-        return f"{text} frozen word embeddings take {_gib(kept)}"
-    trained = f"{_gib(whole - rest + kept)}, or {_gib(kept)} with train.freeze_embeddings=true"
-    return f"{text} word embeddings take {trained}"
+    return {
+        "config": Path(name).stem,
+        "number": len(words),
+        "whole": whole,
+        "trained": whole - rest + kept,
+        "kept": kept,
+    }
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
@@ -258,7 +238,7 @@ def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
     for row, of_row in rows.items():
         recipe = of_row[0].recipe
         updates = 0
-        for stage in [recipe.first_stage(), recipe] if recipe.pretrain else [recipe]:
+        for stage in recipe.stages:
             key = f"{stage.model.name} {stage.data.model_dump_json()} {stage.train.model_dump_json()}"
             if key not in counted:
                 counted[key] = _batches(stage, prepare.run_tokenizer(stage), ranks, on_gpu=True)[1].updates

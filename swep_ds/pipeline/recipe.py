@@ -368,6 +368,14 @@ class Recipe(Section):
         return FirstStage.model_validate(tree).unaveraged()
 
     @property
+    def stages(self) -> "list[Recipe]":
+        """The trainings of a run: the first stage, if there is one, and the recipe itself."""
+        stages = [self]
+        if self.pretrain:
+            stages = [self.first_stage(), self]
+        return stages
+
+    @property
     def title(self) -> str:
         """Method, model and seed, for headings."""
         return f"{self.method.name}, {self.model.name}, seed {self.seed}"

@@ -73,12 +73,11 @@ def check_runs(cells: Sequence[Cell]) -> None:
     built, read = [], []
     for cell in cells:
         model = cell.recipe.model_copy(update={"seed": 0})  # no seed makes another model
-        stages = [cell.recipe, cell.recipe.first_stage()] if cell.recipe.pretrain else [cell.recipe]
         with at(cell.name):
             if model not in built:
                 built.append(model)
                 check_model(cell.recipe)
-            for recipe in stages:
+            for recipe in cell.recipe.stages:
                 whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
                 if whole not in read:
                     read.append(whole)
