@@ -1,0 +1,71 @@
+"""Documents: what a file of any kind says, with its pages and headings."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from swep_ds.common.errors import InputError, as_input_error, at
+from swep_ds.common.files import read_text
+
+PLAIN = (".txt", ".md")  # suffixes of files whose text needs no library
+# by suffix the module whose function `read_` + suffix reads such files
+READERS = {".pdf": "pdf", ".docx": "office", ".pptx": "office", ".odt": "office", ".epub": "markup"}
+READERS |= dict.fromkeys((".html", ".htm", ".xhtml"), "markup")
+SUFFIXES = (*PLAIN, *READERS)
+_MD_HEADING = re.compile(r"^#{1,6} +(.*?)[ #]*$", re.MULTILINE)
+
+
+class Document(NamedTuple):
+    text: str
+    pages: Sequence[int] = ()  # where each page or slide begins, in characters of text
+    headings: Sequence[tuple[int, str]] = ()  # where each begins, and what it says
+    remarks: Sequence[str] = ()  # what its reader should know, such as pages that may be scans
+
+    def page(self, place: int) -> int | None:
+        """The page of a character, counted from 1; None without pages."""
+        return bisect_right(self.pages, place) or None
+
+    def heading(self, place: int) -> str | None:
+        """The last heading that begins at a character or before it."""
+        count = bisect_right(self.headings, place, key=lambda heading: heading[0])
+        return self.headings[count - 1][1] if count else None
+
+
+def from_blocks(parts: Iterable[Iterable[tuple[str, bool]]], *, are_pages: bool = False) -> Document:
+    """The document of parts, each of blocks of text, on lines of their own, and whether they are headings. Blank lines
+    and soft hyphens are left out. Raises InputError: nothing is left."""
+    lines = []
+    pages, headings = [], []
+    length = 0
+    for part in parts:
+        pages.append(length)
+        for text, is_heading in part:
+            cells = re.sub(" *\t[\t ]*", "\t", re.sub(r"[^\S\t\n]+", " ", text.replace("\u00ad", "")))
+            block = [f"{line.strip()}\n" for line in cells.split("\n") if line.strip()]
+            if is_heading and block:
+                headings.append((length, " ".join(text.split())))
+            lines += block
+            length += sum(map(len, block))
+    if not lines:
+        raise InputError("holds no text")
+    return Document("".join(lines), pages if are_pages else (), headings)
+
+
+def read_document(path: Path) -> Document:
+    """Reads a file by its suffix, one of `SUFFIXES`. Raises InputError: it cannot be read, is encrypted or damaged, or
+    holds no text; or the extra `documents` is missing."""
+    suffix = path.suffix.lower()
+    if suffix in PLAIN:
+        with as_input_error(f"{path}: cannot be read", "change its permissions"):
+            text = read_text(path)
+        titles = _MD_HEADING.finditer(text) if suffix == ".md" else ()
+        return Document(text, headings=[(title.start(), title[1]) for title in titles])
+    try:
+        module = import_module(f"swep_ds.texts.{READERS[suffix]}")
+    except ImportError:
+        raise InputError(f"{path}: needs pip install '.[documents]' in a checkout") from None
+    with at(str(path)), as_input_error("cannot be read", "save it anew, or change its permissions"):
+        return getattr(module, f"read_{suffix[1:]}")(path)
