@@ -43,12 +43,14 @@ def from_blocks(parts: Iterable[Iterable[tuple[str, bool]]], *, are_pages: bool 
     for part in parts:
         pages.append(length)
         for text, is_heading in part:
-            cells = re.sub(" *\t[\t ]*", "\t", re.sub(r"[^\S\t\n]+", " ", text.replace("\u00ad", "")))
-            block = [f"{line.strip()}\n" for line in cells.split("\n") if line.strip()]
-            if is_heading and block:
-                headings.append((length, " ".join(text.split())))
-            lines += block
-            length += sum(map(len, block))
+            before = length
+            for line in text.replace("\u00ad", "").split("\n"):
+                cells = (" ".join(cell.split()) for cell in line.split("\t"))
+                if shown := "\t".join(filter(None, cells)):
+                    lines.append(f"{shown}\n")
+                    length += len(shown) + 1
+            if is_heading and length > before:
+                headings.append((before, " ".join(text.split())))
     if not lines:
         raise InputError("holds no text")
     return Document("".join(lines), pages if are_pages else (), headings)

@@ -67,16 +67,19 @@ def xml(archive: ZipFile, part: str) -> etree._Element:
 
 
 def blocks(root: etree._Element, roles: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """The blocks of a tree, and whether they are headings. A row is one block, with a tab between its cells. If any role
-    is TEXT, only those elements hold text; else all do, with white space folded."""
+    """The blocks of a tree, and whether they are headings. A row is one block, with a tab between its cells. If any
+    role is TEXT, only those elements hold text; else all do, with white space folded."""
+    only_texts = TEXT in roles.values()
     skipped = [f"{{*}}{name}" for name, role in roles.items() if role == SKIPPED]
     etree.strip_elements(root, *skipped, etree.Comment, etree.PI, etree.Entity, with_tail=False)
-    only_texts = TEXT in roles.values()
+    role_of = {tag: roles.get(tag.rpartition("}")[2], "") for tag in {element.tag for element in root.iter()}}
+    if not only_texts:  # elements without a role leave their text to those around them
+        etree.strip_tags(root, *(tag for tag, role in role_of.items() if not role))
     parts: list[str] = []
     inside = {CELL: 0, HEADING: 0, KEPT: 0}  # how many of each
     for event, element in etree.iterwalk(root, events=("start", "end")):
         is_start = event == "start"
-        role = roles.get(element.tag.rpartition("}")[2], "")
+        role = role_of[element.tag]
         if role == CELL and _is_layout(element):
             role = BLOCK
         elif role == BLOCK and element.get(IS_HEADING):
@@ -84,21 +87,22 @@ def blocks(root: etree._Element, roles: Mapping[str, str]) -> Iterator[tuple[str
         if role in (BLOCK, HEADING, KEPT) and inside[CELL]:
             parts.append(" ")
         elif role in (BLOCK, HEADING, KEPT):
-            yield "".join(parts), inside[HEADING] > 0
-            parts.clear()
+            if parts:
+                yield "".join(parts), inside[HEADING] > 0
+            parts = []
         elif role == CELL and not is_start:
             parts.append("\t")
         elif role not in (CELL, TEXT) and is_start:
             parts.append(role)  # the characters that it means
         if role in inside:
             inside[role] += 1 if is_start else -1
-        if is_start and element.get(NUMBER):
+        if is_start and NUMBER in element.attrib:
             parts.append(element.get(NUMBER))
         text = element.text if is_start else element.tail
-        if only_texts:
-            parts.append(text if role == TEXT and is_start and text else "")
-        elif text and (is_start or element is not root):
-            parts.append(text if inside[KEPT] else re.sub(r"\s+", " ", text))
+        if text and not only_texts and (is_start or element is not root):
+            parts.append(text if inside[KEPT] else text.replace("\n", " ").replace("\t", " "))
+        elif text and is_start and role == TEXT:
+            parts.append(text)
     yield "".join(parts), False
 
 

@@ -18,7 +18,7 @@ EDGE = 3  # lines at the top of a page, and at its bottom, that may be running h
 REPEATED = 3  # pages with the same one
 FEW = 10  # characters of a page that, if it has a picture, may be a scan
 SAMPLE = 16  # one in so many characters is asked for its Unicode value
-_CUT = re.compile(rf"((?:\w+-)*\w+)(?:{HYPHEN}\n?|[-\u2010]\n)(\f?)(\w+(?:-\w+)*)")
+_CUT = re.compile(rf"(?<=\w)(?:{HYPHEN}\n?|[-\u2010]\n)(\f?)(?=\w)")
 _COMPOUND = re.compile(r"\w+(?:-\w+)*")
 _CJK = f"[{UNSPACED}\u3001-\u303f\uff01-\uff60]"
 _UNSPACED_END = re.compile(f"(?<={_CJK})\n(\f?)(?={_CJK})")
@@ -93,14 +93,14 @@ def _joined(pages: Iterable[str], remarks: list[str]) -> Document:
     text = "".join(f"\f{page}\n" for page in pages)
     words = set(_COMPOUND.findall(text.casefold()))
 
-    def whole(cut: re.Match) -> str:
-        left, page, right = cut.groups()
-        joined, hyphenated = left + right, f"{left}-{right}"
-        keep = right[0].isupper() or right[0].isdigit()
-        keep = keep or (hyphenated.casefold() in words and joined.casefold() not in words)
-        return (hyphenated if keep else joined) + page
+    def mark(cut: re.Match) -> str:
+        """What is left of a hyphen at a line's end."""
+        [left] = _COMPOUND.findall(text, max(0, cut.start() - 100), cut.start())[-1:]
+        right = _COMPOUND.match(text, cut.end())[0]
+        is_compound = f"{left}-{right}".casefold() in words and (left + right).casefold() not in words
+        return "-" + cut[1] if is_compound or right[0].isupper() or right[0].isdigit() else cut[1]
 
-    text = _CUT.sub(whole, text).replace(HYPHEN, "-")
+    text = _CUT.sub(mark, text).replace(HYPHEN, "-")
     text = _UNSPACED_END.sub(r"\1", text)
     _, *parts = text.split("\f")
     begins = accumulate(map(len, parts[:-1]), initial=0)
