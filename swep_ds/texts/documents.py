@@ -15,6 +15,7 @@ PLAIN = (".txt", ".md")  # suffixes of files whose text needs no library
 READERS = {".pdf": "pdf", ".docx": "office", ".pptx": "office", ".odt": "office", ".epub": "markup"}
 READERS |= dict.fromkeys((".html", ".htm", ".xhtml"), "markup")
 SUFFIXES = (*PLAIN, *READERS)
+END, CELL, HEADING = "\ufdd0", "\ufdd1", "\ufdd2"  # marks in a text: no characters, which no file holds
 _MD_HEADING = re.compile(r"^#{1,6} +(.*?)[ #]*$", re.MULTILINE)
 
 
@@ -34,23 +35,22 @@ class Document(NamedTuple):
         return self.headings[count - 1][1] if count else None
 
 
-def from_blocks(parts: Iterable[Iterable[tuple[str, bool]]], *, are_pages: bool = False) -> Document:
-    """The document of parts, each of blocks of text, on lines of their own, and whether they are headings. Blank lines
-    and soft hyphens are left out. Raises InputError: nothing is left."""
+def from_parts(parts: Iterable[str], *, are_pages: bool = False) -> Document:
+    """The document of texts with marks: END at the end of lines, CELL between cells, HEADING before the text of one.
+    White space is folded, blank lines and soft hyphens are left out. Raises InputError: nothing is left."""
     lines = []
     pages, headings = [], []
     length = 0
     for part in parts:
         pages.append(length)
-        for text, is_heading in part:
-            before = length
-            for line in text.replace("\u00ad", "").split("\n"):
-                cells = (" ".join(cell.split()) for cell in line.split("\t"))
-                if shown := "\t".join(filter(None, cells)):
-                    lines.append(f"{shown}\n")
-                    length += len(shown) + 1
-            if is_heading and length > before:
-                headings.append((before, " ".join(text.split())))
+        for line in part.replace("\u00ad", "").split(END):
+            cells = (" ".join(cell.split()) for cell in line.replace(HEADING, "").split(CELL))
+            shown = "\t".join(filter(None, cells))
+            if shown and HEADING in line:
+                headings.append((length, shown))
+            if shown:
+                lines.append(f"{shown}\n")
+                length += len(shown) + 1
     if not lines:
         raise InputError("holds no text")
     return Document("".join(lines), pages if are_pages else (), headings)

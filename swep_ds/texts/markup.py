@@ -3,7 +3,7 @@
 import codecs
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -12,23 +12,25 @@ from zipfile import ZipFile
 from lxml import etree
 
 from swep_ds.common.errors import InputError
-from swep_ds.texts.documents import Document, from_blocks
+from swep_ds.texts.documents import CELL, END, HEADING, Document, from_parts
 
-# What an element does to the text, by its name without a namespace. Any other role is the characters that it means
-BLOCK, HEADING, CELL, KEPT, SKIPPED, TEXT = "block", "heading", "cell", "kept", "skipped", "text"
-IS_HEADING, NUMBER = "swep-heading", "swep-number"  # attributes: a block is a heading; what precedes its text
-
-
-def roles(**by_role: str) -> dict[str, str]:
-    return {name: role for role, names in by_role.items() for name in names.split()}
+START = "swep-start"  # an attribute: what precedes the text of a block
+# what comes where an element ends, by its name in HTML, Word's or OpenDocument's
+GIVEN = {"br": END, "cr": END, "line-break": END, "tab": CELL, "ptab": CELL, "pt": CELL, "s": " ", "noBreakHyphen": "-"}
 
 
-HTML = {"br": "\n"} | roles(
-    block="address article aside blockquote body caption center dd details dialog div dl dt fieldset figcaption figure "
-    "footer form header hr legend li main menu nav ol option p section select summary table tbody tfoot thead tr ul",
+def roles(**by_role: str) -> dict[str, list[str]]:
+    """By role of elements, their names, in any namespace."""
+    return {role: [f"{{*}}{name}" for name in names.split()] for role, names in by_role.items()}
+
+
+HTML = roles(
+    block="address article aside blockquote body caption center dd details dialog dir div dl dt fieldset figcaption "
+    "figure footer form header hr legend li main menu nav ol option p pre section select summary table tbody textarea "
+    "tfoot thead tr ul",
     heading="h1 h2 h3 h4 h5 h6 title",
     cell="td th",
-    kept="pre textarea",  # with its white space
+    kept="pre textarea",  # with the ends of its lines
     skipped="script style template noscript rt rp",
 )
 _CHARSET = re.compile(rb"(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
@@ -39,7 +41,7 @@ WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "euc-kr": "cp949", "ks_c_5601-1
 
 def read_html(path: Path) -> Document:
     """All of a page, with its title."""
-    return from_blocks([blocks(_html(path.read_bytes()), HTML)])
+    return from_parts([marked(_html(path.read_bytes()), HTML)])
 
 
 read_htm = read_xhtml = read_html
@@ -58,7 +60,7 @@ def read_epub(path: Path) -> Document:
             if {unquote(each.get("URI")) for each in encrypted} & {*chapters}:
                 raise InputError("is encrypted: only its shop's reader opens it")
         bodies = [body for chapter in chapters for body in _html(archive.read(chapter)).iter("body")]
-    return from_blocks(blocks(body, HTML) for body in bodies)
+    return from_parts(marked(body, HTML) for body in bodies)
 
 
 def xml(archive: ZipFile, part: str) -> etree._Element:
@@ -66,49 +68,48 @@ def xml(archive: ZipFile, part: str) -> etree._Element:
     return etree.fromstring(archive.read(part), etree.XMLParser(resolve_entities=False, no_network=True))
 
 
-def blocks(root: etree._Element, roles: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """The blocks of a tree, and whether they are headings. A row is one block, with a tab between its cells. If any
-    role is TEXT, only those elements hold text; else all do, with white space folded."""
-    only_texts = TEXT in roles.values()
-    skipped = [f"{{*}}{name}" for name, role in roles.items() if role == SKIPPED]
-    etree.strip_elements(root, *skipped, etree.Comment, etree.PI, etree.Entity, with_tail=False)
-    role_of = {tag: roles.get(tag.rpartition("}")[2], "") for tag in {element.tag for element in root.iter()}}
-    if not only_texts:  # elements without a role leave their text to those around them
-        etree.strip_tags(root, *(tag for tag, role in role_of.items() if not role))
-    parts: list[str] = []
-    inside = {CELL: 0, HEADING: 0, KEPT: 0}  # how many of each
-    for event, element in etree.iterwalk(root, events=("start", "end")):
-        is_start = event == "start"
-        role = role_of[element.tag]
-        if role == CELL and _is_layout(element):
-            role = BLOCK
-        elif role == BLOCK and element.get(IS_HEADING):
-            role = HEADING
-        if role in (BLOCK, HEADING, KEPT) and inside[CELL]:
-            parts.append(" ")
-        elif role in (BLOCK, HEADING, KEPT):
-            if parts:
-                yield "".join(parts), inside[HEADING] > 0
-            parts = []
-        elif role == CELL and not is_start:
-            parts.append("\t")
-        elif role not in (CELL, TEXT) and is_start:
-            parts.append(role)  # the characters that it means
-        if role in inside:
-            inside[role] += 1 if is_start else -1
-        if is_start and NUMBER in element.attrib:
-            parts.append(element.get(NUMBER))
-        text = element.text if is_start else element.tail
-        if text and not only_texts and (is_start or element is not root):
-            parts.append(text if inside[KEPT] else text.replace("\n", " ").replace("\t", " "))
-        elif text and is_start and role == TEXT:
-            parts.append(text)
-    yield "".join(parts), False
+def marked(root: etree._Element, roles: Mapping[str, list[str]]) -> str:
+    """The text of a tree, which it changes, with the marks of `from_parts`. Blocks are on lines of their own, a row is
+    on one. If any elements are texts, the others hold none."""
+    etree.strip_elements(root, *roles["skipped"], etree.Comment, etree.PI, etree.Entity, with_tail=False)
+    if "text" in roles:
+        texts = set(root.iter(*roles["text"]))
+        for element in root.iter():
+            element.tail = None
+            if element not in texts:
+                element.text = None
+    for block in root.iter(*roles.get("kept", "-")):
+        for element in block.iter():
+            element.text = (element.text or "").replace("\n", END)
+            element.tail = (element.tail or "").replace("\n", END)
+    for heading in root.iter(*roles.get("heading", "-")):
+        _make_line(heading, roles)
+        _surround(heading, END + HEADING, END)
+    for cell in root.iter(*roles["cell"]):
+        # a cell that is alone in its row, or holds others, is layout
+        if len(cell.getparent()) == 1 or next(cell.iterdescendants(cell.tag), None) is not None:
+            _surround(cell, END, END)
+        else:
+            _make_line(cell, roles)
+            _surround(cell, "", CELL)
+    for block in root.iter(*roles["block"]):
+        _surround(block, END + block.get(START, ""), END)
+    for name, meant in GIVEN.items():
+        for element in root.iter(f"{{*}}{name}"):
+            _surround(element, "", meant)
+    return "".join(root.itertext())
 
 
-def _is_layout(cell: etree._Element) -> bool:
-    """Whether a cell is the only one of its row, or holds others."""
-    return len(cell.getparent()) == 1 or next(cell.iterdescendants(cell.tag), None) is not None
+def _make_line(element: etree._Element, roles: Mapping[str, list[str]]) -> None:
+    """Makes the blocks in an element parts of a line."""
+    for inner in list(element.iterdescendants("{*}br", *roles["block"])) if len(element) else ():
+        _surround(inner, f" {inner.get(START, '')}", " ")
+        inner.tag = "inner"
+
+
+def _surround(element: etree._Element, before: str, after: str) -> None:
+    element.text = before + (element.text or "")
+    element.tail = after + (element.tail or "")
 
 
 def _html(content: bytes) -> etree._Element:

@@ -3,21 +3,18 @@
 import posixpath
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from zipfile import ZipFile
 
 from lxml import etree
 
 from swep_ds.common.errors import InputError
-from swep_ds.texts.documents import Document, from_blocks
-from swep_ds.texts.markup import IS_HEADING, NUMBER, blocks, roles, xml
+from swep_ds.texts.documents import END, HEADING, Document, from_parts
+from swep_ds.texts.markup import START, marked, roles, xml
 
-# Word's paragraphs, slides, charts (`cat` to `yVal`, with a `pt` for each value) and diagrams
-OFFICE = {"tab": "\t", "ptab": "\t", "pt": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"} | roles(
-    block="p tr cat val tx xVal yVal", cell="tc", text="t v", skipped="pPr rPr tcPr trPr tblPrEx"
-)
-OPEN_DOCUMENT = {"s": " ", "tab": "\t", "line-break": "\n"} | roles(
+# Word's paragraphs, slides, charts (`cat` to `yVal`) and diagrams
+OFFICE = roles(block="p tr cat val tx xVal yVal", cell="tc", text="t v", skipped="pPr rPr tcPr trPr tblPrEx")
+OPEN_DOCUMENT = roles(
     block="p list-item table-row note-body text-box",
     heading="h",
     cell="table-cell",
@@ -55,8 +52,8 @@ def read_pptx(path: Path) -> Document:
         for entry in xml(archive, main).iter("{*}sldId"):
             slide = slides[_attribute(entry, "id")]
             parts = (slide, *_related(archive, slide, "notesSlide").values())
-            pages.append(chain.from_iterable(blocks(_with_linked(archive, part), OFFICE) for part in parts))
-        return from_blocks(pages, are_pages=True)
+            pages.append(END.join(marked(_with_linked(archive, part), OFFICE) for part in parts))
+        return from_parts(pages, are_pages=True)
 
 
 def read_odt(path: Path) -> Document:
@@ -77,10 +74,10 @@ def _opened(path: Path) -> ZipFile:
     return ZipFile(path)
 
 
-def _once(trees: Iterable[etree._Element], roles: dict[str, str]) -> Document:
+def _once(trees: Iterable[etree._Element], roles: dict[str, list[str]]) -> Document:
     """The document of trees that may repeat each other."""
     different = {" ".join(tree.itertext()): tree for tree in trees}
-    return from_blocks(blocks(tree, roles) for tree in different.values())
+    return from_parts(marked(tree, roles) for tree in different.values())
 
 
 def _related(archive: ZipFile, part: str, kind: str = "") -> dict[str, str]:
@@ -129,10 +126,10 @@ class _Paragraphs:
     def mark(self, tree: etree._Element) -> None:
         for paragraph in tree.iter("{*}p"):
             is_heading, list_id, level = self._properties(paragraph)
-            if is_heading:
-                paragraph.set(IS_HEADING, "true")
+            start = HEADING if is_heading else ""
             if list_id in self._lists and next(paragraph.iter("{*}t"), None) is not None:
-                paragraph.set(NUMBER, self._next(list_id, int(level or 0)))
+                start += self._next(list_id, int(level or 0))
+            paragraph.set(START, start)
 
     def _properties(self, element: etree._Element | None) -> tuple[bool, str | None, str | None]:
         """Whether a paragraph or a style is a heading, its list, and its level there."""
