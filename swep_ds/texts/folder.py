@@ -51,8 +51,6 @@ class FolderTexts:
         new = {name: state for name, state in states.items() if not state or known.get(name) != state}
         left_out = {name: outcome for name, outcome in self._read(new) if isinstance(outcome, str)}
         states = {name: state for name, state in states.items() if name not in left_out}
-        if not states:
-            raise InputError(f"{self.what}: holds no text: put {', '.join(SUFFIXES)} files into it")
         count = len(left_out) + sum(others.values())
         if others:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
@@ -63,6 +61,8 @@ class FolderTexts:
             if self._left_out.get(name) != why:
                 log.warning("left out: %s", why)
         self._left_out = left_out
+        if not states:
+            raise InputError(f"{self.what}: holds no text that can be read: put {', '.join(SUFFIXES)} files into it")
         return states
 
     def document(self, name: str) -> Document:
@@ -112,7 +112,7 @@ class FolderTexts:
                     states[entry.path] = _state(entry.stat(), entry.name)
                 elif entry.is_dir():
                     kinds["links to folders"] += 1
-                elif entry.is_file():
+                else:
                     needs = " (which need pip install '.[documents]' in a checkout)" if suffix in SUFFIXES else ""
                     kinds[(suffix or "without a suffix") + needs] += 1
         start = len(os.path.join(self.folder, ""))

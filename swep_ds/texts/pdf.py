@@ -85,12 +85,12 @@ def _without_repeated(pages: list[list[str]]) -> Iterator[str]:
                     first.append(line)
                 seen.add(key)
                 begin, end = (begin + 1, end) if step == 1 else (begin, end - 1)
-        yield "\n".join(first + lines[begin:end])
+        yield "".join(f"{line}\n" for line in first + lines[begin:end])
 
 
 def _joined(pages: Iterable[str], remarks: list[str]) -> Document:
     """The pages as one text, in which words, and scripts without spaces, go on over the ends of lines and pages."""
-    text = "".join(f"\f{page}\n" for page in pages)
+    text = "".join(f"\f{page}" for page in pages)
     words = set(_COMPOUND.findall(text.casefold()))
 
     def mark(cut: re.Match) -> str:
@@ -104,4 +104,4 @@ def _joined(pages: Iterable[str], remarks: list[str]) -> Document:
     text = _UNSPACED_END.sub(r"\1", text)
     _, *parts = text.split("\f")
     begins = accumulate(map(len, parts[:-1]), initial=0)
-    return Document("".join(parts), pages=tuple(begins), remarks=tuple(remarks))
+    return Document("".join(parts), pages=list(begins), remarks=remarks)

@@ -30,7 +30,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document | str]:
             process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         print(json.dumps(os.fspath(path)), file=process.stdin, flush=True)
         reply = process.stdout.readline()
-        if not reply:
+        if not reply.endswith("\n"):
             process.communicate()
             what = f"ends the process that reads it (exit code {process.returncode})"
             if process.returncode == -signal.SIGALRM:
