@@ -18,11 +18,13 @@ from swep_ds.evaluation.spans import Answer
 from swep_ds.texts import answerer as module
 from swep_ds.texts import passages
 from swep_ds.texts.answerer import TextsAnswerer
+from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 from swep_ds.texts.passages import Passage, cut, joined
 from swep_ds.texts.words import words as words_of
 from tests.api.test_answerer import by_hand, model  # noqa: F401 (a fixture)
 from tests.support.bad_input import refused
+from tests.support.documents import write_pdf
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT
 from tests.support.tiny_run import prepare
@@ -266,6 +268,31 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "tantivy", None)
     assert refused(asks.over, TEXTS) == "asking many texts needs tantivy: pip install '.[texts]' in a checkout"
+
+
+def test_answers_have_the_page_or_the_heading_of_their_place(model, tmp_path, monkeypatch, capsys):  # noqa: F811
+    write_pdf(tmp_path / "market.pdf", [["The old abbey was founded."], ["The market was founded by the king."]])
+    (tmp_path / "college.html").write_text(
+        "<h1>Old</h1><p>The college was founded.</p><h2>New</h2><p>The king opened it."
+    )
+    replies = QuestionAnswerer(model).over(tmp_path)(QUESTION, 40)
+    placed = {(reply.page, reply.heading) for reply in replies}
+    assert placed == {(1, None), (2, None), (None, "Old"), (None, "New")}
+    texts = FolderTexts(tmp_path, "")
+    for reply in replies:
+        text = texts[reply.name]
+        assert text[reply.start : reply.end] == reply.text
+        if reply.name == "market.pdf":
+            assert reply.page == 1 + (reply.start >= text.index("The market"))
+        else:
+            assert reply.heading == ("New" if reply.start >= text.index("New") else "Old")
+    monkeypatch.setattr(
+        sys, "argv", ["answer.py", model, "--question", QUESTION, "--texts", str(tmp_path), "--n_best", "40"]
+    )
+    answer_command()
+    said = capsys.readouterr().out
+    assert "  market.pdf: page 2:  " in said
+    assert "  college.html: New:  " in said
 
 
 def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch, capsys):  # noqa: F811
