@@ -27,6 +27,7 @@ from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.texts.answerer import TextsAnswerer
 from swep_ds.texts.folder import FolderTexts
+from swep_ds.texts.search import Search
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +105,13 @@ class QuestionAnswerer:
             self.check(examples, n_best)
             yield from self.answer_together(examples, n_best)
 
-    def over(self, texts: Mapping[str, str] | FolderTexts | str | Path, passages: int = 10) -> TextsAnswerer:
+    def over(self, texts: Mapping[str, str] | FolderTexts | Search | str | Path, passages: int = 10) -> TextsAnswerer:
         """To ask about many texts, by name, or all of a folder (`FolderTexts`), which stay on disk. The `passages` best
         by BM25 are read; answers name their texts. Their index is kept in the cache, and texts that have changed are
-        indexed alone. Raises InputError: `passages` < 1; or as `FolderTexts` and `TextsAnswerer`."""
+        indexed alone. A function `search(question, count)` replaces the index (`texts.search.Search`).
+
+        Raises InputError: `passages` < 1; or as `FolderTexts` and `TextsAnswerer`.
+        """
         if passages < 1:
             raise InputError(f"passages {passages}: must be at least 1")
         if isinstance(texts, str | Path):

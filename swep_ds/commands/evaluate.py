@@ -2,14 +2,24 @@
 
     swep-ds evaluate runs/quickstart-swep-seed0/model --data news=quickstart:news --output_dir scores
     swep-ds evaluate MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
+    swep-ds evaluate MODEL --data pairs=pairs.xlsx --texts FOLDER --output_dir scores
 
-MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings.
+MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings. Questions that
+it was trained on are scored apart.
+With --texts each question is asked about all texts of a folder, as `swep-ds answer --texts` does, and scores tell
+faults of search from those of reading. A row then names its `document` or has a context.
 Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
 """
 
+from pathlib import Path
+from typing import Any
+
 from swep_ds.commands.cli import Parser, add_launch_options, add_reading_options, at_least, launch
+from swep_ds.common.console import quiet
+from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_new_folder, user_path
 from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
+from swep_ds.texts.folder import FolderTexts
 
 
 def evaluate() -> None:
@@ -31,11 +41,34 @@ def evaluate() -> None:
     parser.add_argument("--null_threshold", type=float, help=text)
     text = "tokens of the longest answer (default: the run's, or 30)"
     parser.add_argument("--max_answer_tokens", type=at_least(1), help=text)
+    parser.add_argument("--texts", metavar="FOLDER", type=user_path, help="folder of texts to ask")
+    parser.add_argument("--passages", type=at_least(1), help="passages of --texts to read (default: 10)")
     add_reading_options(parser, training=False)
     add_launch_options(parser)
     arguments = vars(parser.parse_args())
     check_new_folder("--output_dir", arguments["output_dir"])
+    folder = arguments.pop("texts")
+    passages = arguments.pop("passages")
+    if folder:
+        _evaluate_over_texts(folder, passages or 10, arguments)
+        return
+    if passages:
+        raise InputError("--passages are those of --texts: give it too, or leave them out")
     with launch(arguments.pop("ranks"), "evaluate"):
         from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: this import takes seconds
 
         evaluate_saved(arguments.pop("model"), **arguments)
+
+
+def _evaluate_over_texts(folder: Path, passages: int, arguments: dict[str, Any]) -> None:
+    texts = FolderTexts(folder, f"--texts {folder}")
+    for option in ("ranks", "max_length", "doc_stride"):
+        if arguments.pop(option) is not None:
+            raise InputError(f"--{option}: --texts asks in one process, with the model's windows: leave it out")
+    for option, usual in (("scorer", "squad"), ("language", "en")):
+        arguments[option] = arguments[option] or usual
+
+    from swep_ds.api.over_texts import evaluate_over_texts  # after the arguments: this import takes seconds
+
+    with quiet():
+        evaluate_over_texts(arguments.pop("model"), texts=texts, passages=passages, **arguments)

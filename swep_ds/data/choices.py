@@ -1,9 +1,19 @@
 """What a recipe's section `data` chooses for questions with faults, and what becomes of such questions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from swep_ds.data.columns import Columns
+
+
+class Located(NamedTuple):
+    """Where a document answers a question."""
+
+    document: str  # its name
+    context: str  # the passage around the answer
+    answers: list[tuple[str, Any]]  # as of `answer_pairs`: the first one with its place in the context
+    remark: str
 
 
 @dataclass(frozen=True)
@@ -14,6 +24,9 @@ class Choices:
     repeated_answers: Literal["error", "first", "drop"] = "error"
     misplaced_answers: Literal["error", "find", "drop"] = "error"
     columns: Columns = ()
+    # for rows with a document in place of a context: (its name, the question, the accepted answers) -> the passage.
+    # Raises InputError: no such document. LeftOut: it does not hold the answer.
+    locate: Callable[[str, str, list[str]], Located] | None = None
 
 
 STRICT = Choices()
@@ -21,6 +34,10 @@ STRICT = Choices()
 
 class LeftOut(Exception):
     """A question that a choice leaves out. The message says why."""
+
+    def __init__(self, reason: str, passage: str = ""):
+        super().__init__(reason)
+        self.passage = passage  # the nearest to what was looked for
 
 
 @dataclass(frozen=True)
@@ -30,3 +47,4 @@ class Remark:
     id: str | None  # None: it is about all of a file
     reason: str
     left_out: bool
+    passage: str = ""  # of the document that the question names: where its answer is, or could be

@@ -13,7 +13,7 @@ EXPORTS = (
     "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read; from others, export rows with "
     "question, context, answer and answer_start"
 )
-USUAL = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
+USUAL = ("id", "title", "question", "context", "document", "answers", "answer", "answer_start", "is_impossible")
 # "stratum": of a question that was suggested for labelling (`analysis/labelled.py`)
 COLUMNS = (*USUAL, "start", "answer_category", MRQA_COLUMN, "paragraphs", "qas", "stratum")
 ANSWERED = {"answers", "answer", "is_impossible"}
@@ -81,12 +81,19 @@ def name_of(value: Any) -> str:
 
 
 @lru_cache(256)
-def check_names(names: tuple[str, ...], columns: Columns, needs_context: bool = False) -> dict[str, str]:
+def check_names(
+    names: tuple[str, ...], columns: Columns, needs_context: bool = False, has_documents: bool = False
+) -> dict[str, str]:
     """`column_names` of a row or table. Raises InputError: none stands for the question or, if it is needed, for the
-    context; or the rows are MRQA's."""
+    context, which may be found in a document if the reader has some; or the rows are MRQA's."""
     chosen = column_names(names, columns)
     missing = [column for column in ("question", "context") if column not in chosen]
-    if "question" in missing or (missing and needs_context):
+    if missing == ["context"] and needs_context and "document" in chosen and not has_documents:
+        raise InputError(
+            "has a document in place of a context: name the folder of documents in data.texts (--texts) or, if "
+            f"{chosen['document']!r} is the text itself, set data.columns.context (--columns) to it"
+        )
+    if "question" in missing or (missing and needs_context and "document" not in chosen):
         if ANSWERED.isdisjoint(chosen):
             missing.append("answers")
         fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME; {EXPORTS}"

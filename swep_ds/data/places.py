@@ -228,11 +228,15 @@ def _ends_of_words(context: str, text: str) -> Iterator[tuple[int, bool, bool]]:
     """Each place where `text` begins in `context`, and whether words begin and end with it there."""
     begin = context.find(text)
     while begin >= 0:
-        end = begin + len(text)
-        starts_word = not _splits_word(context, begin) or bool(_HEBREW.match(context[begin - 1]))
-        ends_word = not _splits_word(context, end) or bool(_HANGUL.match(context[end]))
-        yield begin, starts_word, ends_word
+        yield begin, *word_ends(context, begin, begin + len(text))
         begin = context.find(text, begin + 1)
+
+
+def word_ends(context: str, begin: int, end: int) -> tuple[bool, bool]:
+    """Whether words begin and end with characters [begin, end)."""
+    starts_word = not _splits_word(context, begin) or bool(_HEBREW.match(context[begin - 1]))
+    ends_word = not _splits_word(context, end) or bool(_HANGUL.match(context[end]))
+    return starts_word, ends_word
 
 
 def _splits_word(context: str, at: int) -> bool:

@@ -39,6 +39,7 @@ class Judged(NamedTuple):
     remark: str = ""  # why it is left out, moved or doubtful
     left_out: bool = False
     is_silent: bool = False  # it has no answer, and its row does not say that there is none
+    passage: str = ""  # as of a `Remark`
 
 
 def judged_items(
@@ -64,12 +65,12 @@ def judged_items(
         remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
         labels=bool(labels),
     )
-    for place, fields in _rows(source, items, labels, choices.columns, read_fields):
+    for place, fields in _rows(source, items, labels, choices, read_fields):
         id_ = id_of(fields.get("id"), place)
         try:
             yield _judged(id_, fields, choices, training=training, labels=labels)
         except LeftOut as reason:
-            yield Judged(id_, None, remark=str(reason), left_out=True)
+            yield Judged(id_, None, remark=str(reason), left_out=True, passage=reason.passage)
         except InputError as error:
             yield Judged(id_, None, fault=str(error))
     if unmet:
@@ -77,8 +78,9 @@ def judged_items(
         remark(Remark(None, f"data.columns: {Path(source).name} has no {names}: read by the usual names", False))
 
 
-def _rows(source: str, items: Items, labels: bool | None, columns: Columns, read_fields: Callable) -> Items:
+def _rows(source: str, items: Items, labels: bool | None, choices: Choices, read_fields: Callable) -> Items:
     """The place and the unchecked fields of each question."""
+    columns = choices.columns
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         with at(place):
@@ -97,7 +99,7 @@ def _rows(source: str, items: Items, labels: bool | None, columns: Columns, read
             yield from _paragraph_rows(place, fields, title, columns, read_fields)
         else:
             with at(place):
-                check_names(tuple(item), columns, needs_context=bool(labels))
+                check_names(tuple(item), columns, bool(labels), choices.locate is not None)
             if isinstance(fields.get("context"), str):
                 fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
             yield place, fields
@@ -123,6 +125,9 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     """Raises InputError: the question is faulty. LeftOut: a choice leaves it out."""
     impossible = says_impossible(fields)
     unanswerable = choices.unanswerable
+    is_located = choices.locate is not None and labels is not False
+    if is_located and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
+        return _about_document(id_, fields, choices, training=training, labels=labels)
     for name in ("question", "context") if labels and unanswerable != "error" else ():
         value = field(fields, name)
         if is_missing(value) or (isinstance(value, str) and is_blank(value)):
@@ -152,6 +157,21 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     if MRQA_COLUMN not in fields and not any(occurs_as_words(context, text) for text in answers):
         return judged._replace(remark="no accepted answer occurs in the context as words")
     return judged
+
+
+def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
+    """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
+    answers = [] if ANSWERED.isdisjoint(fields) else [text for text, _ in answer_pairs(fields, "")]
+    located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
+    texts = [text for text, _ in located.answers]
+    starts = [start for _, start in located.answers]
+    placed = {**fields, "context": located.context, "title": located.document}
+    if texts:
+        placed["answers"] = {"text": texts, "answer_start": starts}
+    judged = _judged(id_, placed, choices, training=training, labels=labels)
+    if judged.remark or not located.remark:
+        return judged
+    return judged._replace(remark=located.remark, passage=located.context)
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:

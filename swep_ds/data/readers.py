@@ -85,7 +85,9 @@ def read_examples(
             with at(name):
                 _check_faults(questions)
         examples = [judged.example for judged in every if not judged.left_out]
-    remarks += [Remark(judged.id, judged.remark, judged.left_out) for judged in every if judged.remark]
+    for judged in every:
+        if judged.remark:
+            remarks.append(Remark(judged.id, judged.remark, judged.left_out, judged.passage))
     for told in remarks:
         remark(told)
     _check_ids(source, examples)

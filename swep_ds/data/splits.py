@@ -65,6 +65,12 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
     return _divided(examples, groups, held)
 
 
+def hold_out_again(examples: list[Example], was_held_out_Q: np.ndarray) -> tuple[list[Example], list[Example]]:
+    """Splits into (kept, held out): the groups (`_inseparable`) with a question that was held out before."""
+    groups, _ = _inseparable(examples, least_articles=1)
+    return _divided(examples, groups, {groups[number] for number in np.flatnonzero(was_held_out_Q)})
+
+
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into two halves of about equal size: one to select a checkpoint by, one to report. Each group of
     `_inseparable` goes to the half that has fewer questions so far, whatever the seed of a run. Raises InputError: all

@@ -165,8 +165,8 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
     return read_json(folder / "predictions" / f"{name}.json")
 
 
-def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last."""
+def print_scores(scores: Scores, title: str, mean: bool = True) -> None:
+    """A table in percent, the source domain first and the out-of-domain `mean`, if there is one, last."""
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are not markup
     table.add_column("data set")
     for column in ("EM", "F1", "questions"):
@@ -179,9 +179,9 @@ def print_scores(scores: Scores, title: str) -> None:
         for part, words in (("has_answer_", "  with an answer"), ("no_answer_", "  without an answer")):
             if f"{part}total" in score:
                 table.add_row(words, *_cells(score, part))
-    if mean := out_of_domain_mean(scores):
+    if mean and (shifted := out_of_domain_mean(scores)):
         table.add_section()
-        table.add_row(OUT_OF_DOMAIN, *_cells(mean))
+        table.add_row(OUT_OF_DOMAIN, *_cells(shifted))
     Console().print(table)
 
 

@@ -5,11 +5,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
+from xxhash import xxh3_64_hexdigest
+
 from swep_ds.common.errors import InputError, at
+from swep_ds.common.files import user_path
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
+from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset
+from swep_ds.pipeline.asked import held_out_by, numbers
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
 
@@ -50,10 +55,22 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
     if remarks is not None:
         warn_of_known(recipe, training, tests)
+    if data.negatives:
+        training = _with_negatives(data, training, held_out)
     if data.augmented:
         named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
         training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
+
+
+def _with_negatives(data: DataSection, training: list[Example], held_out: set[str]) -> list[Example]:
+    from swep_ds.texts.folder import FolderTexts
+    from swep_ds.texts.negatives import with_negatives  # imports PyTorch
+
+    texts = {xxh3_64_hexdigest(example.context.encode()): example.context for example in training}
+    if data.texts is not None:
+        texts = FolderTexts(user_path(data.texts), f"data.texts {data.texts}")
+    return with_negatives(training, texts, data.negatives, held_out)
 
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:
@@ -79,13 +96,24 @@ def _tests(
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
-        training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
+        training, tests[HOLDOUT] = _held_out(data, training)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
+
+
+def _held_out(data: DataSection, training: list[Example]) -> tuple[list[Example], list[Example]]:
+    """The training examples that are kept, and those held out."""
+    if data.holdout_of is None:
+        return hold_out_articles(training, data.holdout_fraction)
+    kept, held_out = hold_out_again(training, np.isin(numbers(training), held_out_by(data.holdout_of)))
+    for examples, what in ((held_out, "is in"), (kept, "is not in")):
+        if not examples:
+            raise InputError(f"data.holdout_of {data.holdout_of}: each question of data.train {what} its held-out part")
+    return kept, held_out
 
 
 def _texts(examples: list[Example]) -> set[str]:
@@ -127,7 +155,9 @@ def _report(field: str, told: list[Remark], total: int, remarks: Remarks) -> Non
     of_questions = [remark for remark in told if remark.id is not None]
     for reason, count in Counter(remark.reason for remark in of_questions).items():
         warn_once(f"{field}: {count} of {total} questions: {reason}")
-    remarks += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in of_questions]
+    for remark in of_questions:
+        passage = {"passage": remark.passage} if remark.passage else {}
+        remarks.append({"field": field, "id": remark.id, "reason": remark.reason, **passage})
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from safetensors.torch import save
@@ -18,6 +19,7 @@ from swep_ds.common.files import hub_name, new_model_folder, public_name, public
 from swep_ds.common.pages import template
 from swep_ds.evaluation.results import METRICS, WITHHELD, Evaluated, is_scored, out_of_domain_mean, versions
 from swep_ds.methods import summary
+from swep_ds.pipeline.asked import write_asked
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import DataSection, Recipe
 from swep_ds.pipeline.saved import ReadingSettings
@@ -34,12 +36,19 @@ def _trained_on(data: DataSection) -> str:
 
 
 def export_model(
-    engine, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, tested: Evaluated, keep_fp32: bool = False
+    engine,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    recipe: Recipe,
+    tested: Evaluated,
+    asked: dict[str, np.ndarray],
+    keep_fp32: bool = False,
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card, without the method's parameters. Collective.
 
-    `folder` is replaced as a whole. `keep_fp32` writes float32 whatever the model was trained in, so that another
-    training resumes exactly there. Raises WriteFailed: on all ranks; an existing model stays.
+    `folder` is replaced as a whole. `asked` as in `write_asked`. `keep_fp32` writes float32 whatever the model was
+    trained in, so that another training resumes exactly there. Raises WriteFailed: on all ranks; an existing model
+    stays.
     """
     model = engine.module.qa.model
     masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
@@ -52,6 +61,7 @@ def export_model(
                 if ranks.is_main():
                     save_tokenizer(tokenizer, unfinished)
                     (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
+                    write_asked(unfinished, asked)
                     text = model_card(recipe, tested, (unfinished / CONFIG_NAME).read_text(encoding="utf-8"))
                     (unfinished / "README.md").write_text(text, encoding="utf-8")
         finally:

@@ -11,6 +11,7 @@ from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.models.folders import QUICKSTART, model_files
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.texts.folder import FolderTexts
 
 
 def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
@@ -24,6 +25,9 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
         if model.is_dir():
             files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
+    if recipe.data.texts is not None and (fields is None or "data.texts" in fields):
+        folder = FolderTexts(user_path(recipe.data.texts), f"data.texts {recipe.data.texts}")
+        files["data.texts"] = tuple(folder.folder / name for name in folder.states())
     return {field: names for field, names in files.items() if names}
 
 

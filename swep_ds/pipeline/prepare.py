@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, cached_file
@@ -15,6 +16,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, as_input_error, at
+from swep_ds.common.files import user_path
 from swep_ds.common.settings import differences, flatten
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.data.example import Example
@@ -32,10 +34,11 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import check_knows, check_length, load_config, load_tokenizer, pad_to_one_length
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.pipeline.asked import numbers, read_asked
 from swep_ds.pipeline.examples import by_source, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
@@ -65,6 +68,7 @@ class Prepared:
     evaluation: Evaluation
     inputs: dict[str, str]  # `input_checksums`
     remarks: list[dict[str, str]]  # of `load_examples`
+    asked: dict[str, np.ndarray]  # as of `write_asked`: what it and the model that it starts from were trained on
 
 
 def prepare(
@@ -90,6 +94,8 @@ def prepare(
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
     tokenizer, training, tests = ranks.on_all_ranks(read_text)
     warn_of_known(recipe, training, tested_later or {})
+    trained = np.concatenate([numbers(training), read_asked(user_path(start or recipe.model.name), "trained")])
+    asked = {"trained": trained, "held_out": numbers(tests.get(HOLDOUT, ()))}
     torch.manual_seed(recipe.seed)
     accelerator.lean_heap(True)
     with ranks.step("loading the model", lambda: sum(p.nbytes for p in objective.parameters())):
@@ -131,6 +137,7 @@ def prepare(
         evaluation=evaluation,
         inputs=ranks.from_rank0(lambda: input_checksums(recipe)),
         remarks=remarks,
+        asked=asked,
     )
 
 

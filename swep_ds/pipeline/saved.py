@@ -28,6 +28,7 @@ from swep_ds.models.folders import resolve_model
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
+from swep_ds.pipeline.asked import apart
 from swep_ds.pipeline.examples import read_reported
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name
@@ -35,6 +36,7 @@ from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
 from swep_ds.ranks.writing import write_on_rank0
 
+TRAINED_ON = "_trained_on"  # ends the name of the part of a test set that the model was trained on
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
 WindowSection = create_model("WindowSection", __base__=Section, **_WINDOWS)
@@ -169,7 +171,7 @@ def evaluate_saved(
     remarks: list[dict[str, str]] = []
 
     def load() -> tuple[dict[str, list[Example]], SavedModel]:
-        tests = _read_data_sets(data, columns, remarks)
+        tests = read_data_sets(data, Choices(unanswerable="train", columns=columns), remarks)
         saved = load_saved(model_name, null_threshold, max_answer_tokens)
         if language not in (None, "en") and not saved.eval.model_copy(update=_given(scorer=scorer)).uses_mlqa:
             raise InputError(f"--language {language}: only MLQA has rules by language: give --scorer mlqa as well")
@@ -181,7 +183,10 @@ def evaluate_saved(
         output_dir.mkdir(parents=True, exist_ok=True)
         return tests, saved
 
-    tests, saved = ranks.on_all_ranks(load)
+    every, saved = ranks.on_all_ranks(load)
+    tests, known = apart(every, model_name)
+    for name, examples in known.items():
+        warn_once(f"{name}: the model was trained on {len(examples)} of {len(every[name])} questions: scored apart")
     windows = replace(saved.windows, **_given(max_length=max_length, doc_stride=doc_stride))
     if hasattr(saved.tokenizer, "padded_length"):
         saved.tokenizer.padded_length = windows.max_length
@@ -189,19 +194,25 @@ def evaluate_saved(
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.scorer_of))
+    named = {f"{name}{TRAINED_ON}": examples for name, examples in known.items()}
+    known_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, scoring.scorer_of))
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
     scorers = {test.name: test.rules for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
+    known_scores = evaluation.run(saved.qa.predict, known_sets, output_dir, say)
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
+    results |= {"trained_on": known_scores} if known else {}
     calibrator = saved.calibrator.model_dump() if saved.calibrator else None
     results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator, versions=versions())
     write_on_rank0(lambda: write_remarks(output_dir, remarks, say), output_dir)
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
-    if ranks.is_main():
+    if ranks.is_main() and scores:
         print_scores(scores, model_name)
+    if ranks.is_main() and known:
+        print_scores(known_scores, f"{model_name}, on questions that it was trained on", mean=False)
     say(f"results in {output_dir / RESULTS}")
 
 
@@ -209,11 +220,10 @@ def _given(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _read_data_sets(
-    options: Sequence[str], columns: Columns, remarks: list[dict[str, str]]
-) -> dict[str, list[Example]]:
+def read_data_sets(options: Sequence[str], choices: Choices, remarks: list[dict[str, str]]) -> dict[str, list[Example]]:
+    """The test sets of options NAME=SOURCE, by name, with `remarks` as in `load_examples`. Raises InputError: an option
+    has another form or a name twice; or as `read_examples`."""
     tests = {}
-    choices = Choices(unanswerable="train", columns=columns)
     for option in options:
         name, separator, source = option.partition("=")
         if not separator:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +23,7 @@ from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import weight_files
 from swep_ds.models.trials import all_finite
+from swep_ds.pipeline.asked import KINDS, read_asked, write_asked
 from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -91,6 +93,8 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
         threshold = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
     reading = first.reading.model_copy(update={"calibrator": None, "null_threshold": threshold})
     (folder / READING).write_text(reading.text(), encoding="utf-8")
+    models = [RunFolder(ingredient.run).model for ingredient in ingredients]
+    write_asked(folder, {name: np.concatenate([read_asked(model, name) for model in models]) for name in KINDS})
     values = {"ingredients": ingredients, "recipe": first.recipe, "null_threshold": threshold}
     values["config"] = (folder / CONFIG_NAME).read_text(encoding="utf-8")
     card(card_head(first.recipe.task, "model-soup"), "soup_card.md.jinja", **values).save(folder / "README.md")

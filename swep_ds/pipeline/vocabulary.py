@@ -14,6 +14,7 @@ from swep_ds.common.errors import as_input_error
 from swep_ds.common.files import new_model_folder, read_json
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import load_config, load_tokenizer
+from swep_ds.pipeline.asked import ASKED
 from swep_ds.pipeline.export import note_tied_weights, save_tokenizer
 from swep_ds.pipeline.folder import READING
 
@@ -51,8 +52,9 @@ def trim(name: str, texts: Iterable[str], output: Path) -> tuple[int, int]:
         for file in folder.glob("*config.json"):
             file.write_text(json.dumps(_renumbered(read_json(file), ids), indent=2) + "\n", encoding="utf-8")
         (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        if Path(source, READING).is_file():
-            shutil.copyfile(Path(source, READING), folder / READING)
+        for name in (READING, ASKED):
+            if Path(source, name).is_file():
+                shutil.copyfile(Path(source, name), folder / name)
     return before, len(ids)
 
 

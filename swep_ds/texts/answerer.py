@@ -24,6 +24,7 @@ from swep_ds.evaluation.spans import Answer, with_null
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 from swep_ds.texts.passages import Passage
+from swep_ds.texts.search import Search, UserSearch
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class TextsAnswerer:
     Raises InputError: as `TextIndex`; or a generative model never declines.
     """
 
-    def __init__(self, answerer, texts: Mapping[str, str] | FolderTexts, count: int):
+    def __init__(self, answerer, texts: Mapping[str, str] | FolderTexts | Search, count: int):
         if answerer.generative and answerer.null_threshold is None:
             raise InputError(
                 f"{answerer.name} generates and never declines: its answers to texts cannot be compared: give a null "
@@ -51,7 +52,8 @@ class TextsAnswerer:
             log.warning("%s has no null threshold: %s", answerer.name, text)
         self._answerer = answerer
         self._texts = texts
-        self.index = TextIndex(texts)  # its `refresh` indexes what has changed since
+        # the `refresh` of a `TextIndex` indexes what has changed since
+        self.index = UserSearch(texts) if callable(texts) else TextIndex(texts)
         self._count = count
 
     def __call__(self, question: str, n_best: int = 1) -> list[Answer]:

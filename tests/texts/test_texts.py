@@ -1,5 +1,6 @@
 """Many texts: how they are cut, and the replies against every span of every passage."""
 
+import csv
 import json
 import math
 import runpy
@@ -13,6 +14,8 @@ from fastapi.testclient import TestClient
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.commands.answer import answer as answer_command
+from swep_ds.commands.evaluate import evaluate as evaluate_command
+from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
 from swep_ds.evaluation.spans import Answer
 from swep_ds.texts import answerer as module
@@ -173,6 +176,57 @@ def test_questions_are_answered_together_in_the_fewest_forward_passes(model, sho
             # batches of another width round otherwise
             assert np.array(numbers[0]) == pytest.approx(np.array(numbers[1]), rel=1e-4, abs=1e-5)
     assert "question 3 is empty: give at least one word" in refused(lambda: list(over.answer([QUESTION, "Who?", " "])))
+
+
+def test_a_users_search_replaces_the_index(model, short):  # noqa: F811
+    index = TextIndex(TEXTS)
+
+    def search(question, count):
+        return [(piece.name, text, piece.begin) for piece, text in index.pieces(question, count)]
+
+    asks = QuestionAnswerer(model)
+    assert asks.over(search, 9)(QUESTION, 5) == asks.over(TEXTS, 9)(QUESTION, 5)
+    [reply] = asks.over(lambda question, count: [("a", "The king."), ("b", " ")])(QUESTION)
+    assert (reply.name, reply.text) == ("a", "The king."[reply.start : reply.end])
+    said = "the search gives 'The king.': give (name, text) or (name, text, begin) of a passage"
+    assert refused(asks.over(lambda question, count: ["The king."]), QUESTION) == said
+
+
+def test_a_score_over_all_texts_tells_search_from_reading(model, tmp_path, monkeypatch, capsys):  # noqa: F811
+    (tmp_path / "docs").mkdir()
+    for name, text in TEXTS.items():
+        (tmp_path / "docs" / name).write_text(text)
+    rows = [
+        ("Who founded it?", "an abbot", "abbey"),
+        ("Who opened the college?", "the king", "college"),
+        ("When was it founded?", "1204", "abbey.txt"),
+        ("zebra", "1300", "college"),  # which no passage is like
+        ("Who knows?", "", "college"),
+    ]
+    expected = [QuestionAnswerer(model).over(FolderTexts(tmp_path / "docs", "docs"))(row[0])[0] for row in rows]
+    rows[0] = (*rows[0][:1], expected[0].text, expected[0].name)  # one that is right
+    with open(tmp_path / "pairs.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer", "document"), *rows])
+    words = ["swep-ds", "--data", "p=pairs.csv", "--texts", "docs", "--output_dir", "scores"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [*words[:1], model, *words[1:]])
+    evaluate_command()
+    score = json.loads((tmp_path / "scores/results.json").read_text())["eval"]["p"]
+    answers = [json.loads(line) for line in (tmp_path / "scores/answers/p.jsonl").read_text().splitlines()]
+    assert [answer["answer"] for answer in answers] == [reply.text for reply in expected]
+    exact = [
+        normalize_answer(reply.text) == normalize_answer(row[1]) for reply, row in zip(expected, rows, strict=True)
+    ]
+    assert [answer["exact"] for answer in answers] == exact
+    assert exact[0]
+    assert score["exact_match"] == [100 * sum(exact) / 5]
+    assert score["declined"] == [100 * sum(not reply.text for reply in expected) / 5]
+    assert score["passage_found"] == [75.0]
+    assert score["exact_if_found"] == [pytest.approx(100 * sum(exact[:3]) / 3)]
+    given = [(reply.name, row[2]) for reply, row in zip(expected[:4], rows, strict=False) if reply.text]
+    right = [name.startswith(document.split(".")[0]) for name, document in given]
+    assert score["right_text"] == [pytest.approx(100 * sum(right) / len(right))]
+    assert "passage found     75.0 %" in capsys.readouterr().out
 
 
 def test_probabilities_are_right_where_every_passage_rejects(model):  # noqa: F811

@@ -1,0 +1,69 @@
+"""Which questions a model was trained on, and which its run held out: kept beside the model, as checksums.
+
+A question is known by its words and those of its first answer, so that it is recognised in another file, too.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from swep_ds.common.errors import InputError, reason
+from swep_ds.common.files import user_path
+from swep_ds.data.answers import normalize_answer
+from swep_ds.data.example import Example
+
+ASKED = "questions.npz"  # in a model's folder: of each kind the sorted numbers of its questions
+KINDS = ("trained", "held_out")
+
+
+def numbers(examples: Iterable[Example]) -> np.ndarray:
+    """The number of each question [Q], uint64."""
+    digests = []
+    for example in examples:
+        words = [normalize_answer(text) for text in (example.question, *example.answers[:1])]
+        digests.append(xxh3_64_intdigest(repr(words).encode()))  # `repr` writes half of a surrogate pair as text
+    return np.array(digests, np.uint64)
+
+
+def write_asked(folder: Path, asked: dict[str, np.ndarray]) -> None:
+    """`asked`: by kind of `KINDS`, the numbers of the questions."""
+    np.savez(folder / ASKED, **{kind: np.unique(numbers_Q) for kind, numbers_Q in asked.items()})
+
+
+def read_asked(folder: str | Path, kind: str) -> np.ndarray:
+    """The numbers of a model's questions of a kind of `KINDS`; none for a model that this package did not train. Raises
+    InputError: the file is damaged."""
+    file = Path(folder) / ASKED
+    if not file.is_file():
+        return np.array([], np.uint64)
+    try:
+        with np.load(file) as asked:
+            return asked[kind]
+    except (BadZipFile, KeyError, OSError, ValueError) as error:
+        raise InputError(f"{file}: damaged ({reason(error)}): export the model again, or remove the file") from None
+
+
+def held_out_by(run: str) -> np.ndarray:
+    """The numbers of the questions that a finished run held out. Raises InputError: it held out none."""
+    folder = user_path(run)
+    held_out_Q = read_asked(folder / "model", "held_out")
+    if not len(held_out_Q):
+        raise InputError(
+            f"data.holdout_of {run}: no run with held-out questions ({folder / 'model' / ASKED}): name one"
+        )
+    return held_out_Q
+
+
+def apart(tests: dict[str, list[Example]], model: str) -> tuple[dict[str, list[Example]], dict[str, list[Example]]]:
+    """The questions of each test set that the model in this folder was not trained on, and those that it was."""
+    trained = read_asked(model, "trained")
+    new: dict[str, list[Example]] = {}
+    known: dict[str, list[Example]] = {}
+    for name, examples in tests.items():
+        is_known_Q = np.isin(numbers(examples), trained)
+        for example, is_known in zip(examples, is_known_Q.tolist(), strict=True):
+            (known if is_known else new).setdefault(name, []).append(example)
+    return new, known

@@ -1,0 +1,163 @@
+"""Questions that name their document in place of a context: where it has the answer, and the passage around that.
+
+The answer may differ from the document in what Word and Excel change: case, quotation marks, dashes, hyphens and
+blanks. The context is what `passages.cut` gives a reader at that place, so training sees what answering will see.
+"""
+
+import difflib
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from pathlib import PurePath
+
+import numpy as np
+
+from swep_ds.common.errors import InputError, excerpt
+from swep_ds.data.choices import LeftOut, Located
+from swep_ds.data.places import word_ends
+from swep_ds.texts.folder import FolderTexts
+from swep_ds.texts.passages import cut
+from swep_ds.texts.words import grams, words
+
+SEVERAL = "the answer occurs several times in its document: taken where the words around it are most like the question"
+NOWHERE = "its document does not hold the answer: left out; copy it from the document"
+INSIDE = "its document has the answer only at the beginning of longer words"
+DOCUMENTS_KEPT = 16  # read documents: rows about one mostly follow each other
+_QUOTES = dict.fromkeys("\"'`´‘’‚‛“”„‟‹›«»", "'")
+_DROPPED = ("Zs", "Cc", "Cf", "Pd")  # categories of Unicode: blanks, line breaks, soft hyphens, dashes
+
+
+class _Folding(dict):
+    """By character what it is compared as."""
+
+    def __missing__(self, character: str) -> str:
+        is_dropped = unicodedata.category(character) in _DROPPED or character in "\u2028\u2029\u2212"  # minus
+        self[character] = "" if is_dropped else unicodedata.normalize("NFKD", character).casefold()
+        return self[character]
+
+
+_FOLDED = _Folding(_QUOTES)
+
+
+def folded(text: str) -> str:
+    """The text without case, blanks and dashes, and with one kind of quotation mark."""
+    return "".join(map(_FOLDED.__getitem__, text))
+
+
+class Document:
+    """A document in which answers are found."""
+
+    def __init__(self, text: str):
+        self.text = text
+        passages = list(cut(text))
+        self.bounds = np.array([(begin, end) for begin, end, *_ in passages]).reshape(-1, 2)
+        self.terms = [{*of_passage, *pieces} for _, _, of_passage, pieces in passages]
+        self.counts = Counter(term for terms in self.terms for term in terms)
+
+    @cached_property
+    def folded(self) -> tuple[str, np.ndarray]:
+        """The folded text, and the place in `text` of each of its characters."""
+        pieces = list(map(_FOLDED.__getitem__, self.text))
+        return "".join(pieces), np.repeat(np.arange(len(pieces)), list(map(len, pieces)))
+
+    def places(self, answer: str) -> tuple[list[tuple[int, int]], bool]:
+        """Where it is [begin, end), and whether it is whole words there: letter by letter, or else folded; or else
+        folded at the beginning of a word, as in languages that write endings onto words."""
+        exact = [(begin, begin + len(answer)) for begin in _occurrences(self.text, answer)]
+        whole = [place for place in exact if all(word_ends(self.text, *place))]
+        if whole:
+            return whole, True
+        text, places = self.folded
+        wanted = folded(answer)
+        begins = []
+        for first in _occurrences(text, wanted):
+            place = (int(places[first]), int(places[first + len(wanted) - 1]) + 1)
+            starts_word, ends_word = word_ends(self.text, *place)
+            if starts_word and ends_word:
+                whole.append(place)
+            elif starts_word and wanted[-1].isalpha():
+                begins.append(place)
+        return whole or begins, bool(whole)
+
+    def likeness(self, asked: list[str]) -> np.ndarray:
+        """What each passage shares with these words [P], each weighted by how rare it is in the document."""
+        terms = {*asked, *grams(asked)} & self.counts.keys() - {""}
+        weights = {term: math.log(1 + len(self.terms) / self.counts[term]) for term in terms}
+        return np.array([sum(weights[term] for term in terms & of_passage) for of_passage in self.terms])
+
+    def holding(self, begin: int, end: int) -> np.ndarray:
+        """The numbers of the passages that hold characters [begin, end), or else of those that overlap them."""
+        begins_P, ends_P = self.bounds.T
+        whole = np.flatnonzero((begins_P <= begin) & (end <= ends_P))
+        return whole if len(whole) else np.flatnonzero((begins_P < end) & (begin < ends_P))
+
+
+def _occurrences(text: str, wanted: str) -> Iterator[int]:
+    begin = text.find(wanted) if wanted else -1
+    while begin >= 0:
+        yield begin
+        begin = text.find(wanted, begin + 1)
+
+
+class PairLocator:
+    """Finds answers in the documents of a folder. Called with the name of a document, a question and its answers."""
+
+    def __init__(self, texts: FolderTexts):
+        self._texts = texts
+        self._document = lru_cache(DOCUMENTS_KEPT)(lambda name: Document(texts[name]))
+
+    def __call__(self, given: str, question: str, answers: list[str]) -> Located:
+        """Raises InputError: there is no such document, or several, or it cannot be read or has no word. LeftOut: it
+        holds none of the answers."""
+        name = self._name(given)
+        document = self._document(name)
+        if not len(document.bounds):
+            raise InputError(f"document {excerpt(name)}: has no word: name another one")
+        asked = words(question)
+        for answer in answers:
+            places, whole = document.places(answer.strip())
+            if places:
+                likeness_P = document.likeness(asked)
+                begin, end = max(places, key=lambda place: likeness_P[document.holding(*place)].max())
+                passages = document.bounds[document.holding(begin, end)]
+                first, last = int(passages.min()), int(passages.max())
+                others = [(other, None) for other in answers if other != answer]
+                placed = [(document.text[begin:end], begin - first), *others]
+                remark = "" if whole else INSIDE
+                if len(places) > 1:
+                    remark = SEVERAL
+                return Located(name, document.text[first:last], placed, remark)
+        nearest = document.likeness([*asked, *(word for answer in answers for word in words(answer))]).argmax()
+        begin, end = document.bounds[nearest].tolist()
+        if answers:
+            raise LeftOut(NOWHERE, document.text[begin:end])
+        return Located(name, document.text[begin:end], [], "")
+
+    @cached_property
+    def _names(self) -> dict[str, list[str]]:
+        """The documents by what people may write for each: with or without its folders and its suffix, in any case,
+        with other blanks and marks."""
+        names: dict[str, list[str]] = {}
+        for name in self._texts.states():
+            path = PurePath(name)
+            plain = {_letters(form) for form in (name, path.name, path.stem)}
+            for form in {name, path.name, path.stem, *plain}:
+                names.setdefault(form, []).append(name)
+        return names
+
+    def _name(self, given: str) -> str:
+        for form in (given, PurePath(given.replace("\\", "/")).name, _letters(given)):
+            matches = self._names.get(form, [])
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                raise InputError(f"document {excerpt(given)}: may be {', '.join(matches)}: give its path in the folder")
+        close = difflib.get_close_matches(_letters(given), self._names, n=1)
+        meant = f"; did you mean {self._names[close[0]][0]!r}?" if close else ""
+        raise InputError(f"document {excerpt(given)}: {self._texts.what} has no such text{meant}")
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, folded(name)))
