@@ -20,6 +20,7 @@ from swep_ds.texts.reader import from_json, read_documents
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # part of every document's state: raise it when their texts change
 SETTLED = 2 * 10**9  # ns after which a file's times have changed if its content has; some file systems keep 2 s
+_TOLD: set[str] = set()  # why files are left out, as far as this process has said it
 
 
 class FolderTexts:
@@ -34,7 +35,6 @@ class FolderTexts:
     def __init__(self, folder: Path, what: str):
         self.folder = folder
         self.what = what
-        self._left_out: dict[str, str] = {}  # by name why a file is, when texts were last listed
         self.check()
 
     def check(self) -> None:
@@ -48,19 +48,20 @@ class FolderTexts:
         self.check()
         states, others = self._listed()
         known = known or {}
-        new = {name: state for name, state in states.items() if not state or known.get(name) != state}
-        left_out = {name: outcome for name, outcome in self._read(new) if isinstance(outcome, str)}
+        unknown = {name: state for name, state in states.items() if not state or known.get(name) != state}
+        left_out = {name: outcome for name, outcome in self._read(unknown) if isinstance(outcome, str)}
         states = {name: state for name, state in states.items() if name not in left_out}
         count = len(left_out) + sum(others.values())
+        reasons = list(left_out.values())
         if others:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
-            left_out[""] = f"{self.what}: other kinds than {' '.join(SUFFIXES)}: {kinds}"
-        if left_out != self._left_out:
+            reasons.append(f"{self.what}: other kinds than {' '.join(SUFFIXES)}: {kinds}")
+        new = [reason for reason in reasons if reason not in _TOLD]
+        if new:
             log.warning("%s: texts read: %d, other files left out: %d", self.what, len(states), count)
-        for name, why in left_out.items():
-            if self._left_out.get(name) != why:
-                log.warning("left out: %s", why)
-        self._left_out = left_out
+        for reason in new:
+            log.warning("left out: %s", reason)
+        _TOLD.update(new)
         if not states:
             raise InputError(f"{self.what}: holds no text that can be read: put {', '.join(SUFFIXES)} files into it")
         return states
