@@ -20,7 +20,7 @@ def read_html(path):
     if path.stem == "b":
         os._exit(3)
     if path.stem == "c":
-        time.sleep(60)
+        time.sleep(15)
     print("a library's notice")
     return read(path)
 markup.read_html = read_html
