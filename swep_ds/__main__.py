@@ -9,8 +9,6 @@ from swep_ds.common.version import __version__
 
 COMMANDS = {
     "train": "train, test and export a model, as a recipe says",
-    "plan": "estimate what a training needs, and name the ds_config to use",
-    "preflight": "before a long training, check that all ranks see the same files and versions",
     "sweep": "train every variant of a sweep with every seed",
     "table": "make one table and curves from any number of runs",
     "report": "write a run's report, one HTML page",
@@ -29,9 +27,6 @@ COMMANDS = {
 NOTES = """\
 `swep-ds COMMAND --help` explains a command. Exit codes: 0: done. 2: bad input (one line says what and how to fix
 it). Any other code: the command failed, unless its help says otherwise."""
-
-
-IN_TRAIN = ("plan", "preflight")  # have the options of a training: commands/train.py
 
 
 def without_command() -> None:
@@ -55,7 +50,7 @@ def main() -> None:
     if name not in COMMANDS:
         cli.main(without_command)
     sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
-    module = importlib.import_module(f"swep_ds.commands.{'train' if name in IN_TRAIN else name}")
+    module = importlib.import_module(f"swep_ds.commands.{name}")
     cli.main(getattr(module, name))
 
 

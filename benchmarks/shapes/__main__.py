@@ -1,4 +1,4 @@
-"""Measures what models of real shapes take, beside `swep-ds plan`: memory by phase and rank, and disk.
+"""Measures what models of real shapes take, beside `--plan`: memory by phase and rank, and disk.
 
     python -m benchmarks.shapes                                    # all shapes: about 30 minutes of CPU, 9 GB of memory
     python -m benchmarks.shapes bert-large --json FILE

@@ -26,12 +26,12 @@ PANELS_IN_A_ROW = 4  # at most
 LOGARITHMIC_FROM = 15  # the ratio of the largest number to the smallest
 
 
-def save(figure: Figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Writes a figure as PNG, SVG and PDF; returns the files."""
     files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg", "pdf")]
     with mpl.rc_context({"pdf.fonttype": 42}):  # publishers refuse the default, Type 3 fonts
         for file in files:
-            figure.savefig(file, dpi=dpi)
+            figure.savefig(file, dpi=160)
     return files
 
 

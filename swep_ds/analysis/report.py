@@ -73,7 +73,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     compared = None
     if against:
         compared = _compared(against, recipe, batch, answered, names)
-    from swep_ds.analysis.heatmap import heat_maps  # imports PyTorch: not before the checks
+    from swep_ds.analysis.word_analyses import heat_maps  # imports PyTorch: not before the checks
 
     content = {
         "results": results,

@@ -37,7 +37,7 @@ DRAWS = 16  # over which means are taken
 
 
 class TextWord(NamedTuple):
-    """A whitespace word of the text. `distance`: how far it moves, where `heatmap.word_distances` has measured it."""
+    """A whitespace word of the text. `distance`: how far it moves, if `word_distances` has measured it."""
 
     text: str
     part: str  # "question", "context" or "answer"

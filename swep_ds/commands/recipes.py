@@ -18,8 +18,7 @@ from importlib.metadata import entry_points
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, read_text, user_path
-from swep_ds.common.schema import describe, for_editors, meanings
-from swep_ds.common.settings import read_whole, sections_of, suggest, validate
+from swep_ds.common.settings import describe, for_editors, meanings, read_whole, sections_of, suggest, validate
 from swep_ds.methods import GROUP, METHODS, summary
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 

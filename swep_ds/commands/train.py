@@ -5,14 +5,13 @@
     deepspeed scripts/train.py --ds_config ds_configs/zero1.json  # the same in a checkout, under any launcher
 
 It works the same under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
-Slurm. With --plan or --preflight, as with `swep-ds plan` and `swep-ds preflight`, it trains nothing.
+Slurm. With --plan or --preflight it trains nothing.
 Exit codes: 0: done. 2: bad input or configuration (one line says what and how to fix it). 75: stopped on request; run
 the command again to resume. 76: another rank was lost; run the command again to resume. Any other code: the run failed.
 """
 
 import argparse
 import gc
-import inspect
 from pathlib import Path
 
 from swep_ds.commands.cli import GC_THRESHOLDS, Parser, add_launch_options, add_set_option, launch
@@ -23,13 +22,13 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.environment import is_first_on_node, read_launch
 
 
-def train() -> None:
-    start(parser().parse_args())
-
-
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    add_run_options(options)
+    text = f"name of a shipped DeepSpeed configuration, or a file (default for training: {DEFAULT_DS_CONFIG})"
+    options.add_argument("--ds_config", help=text)
+    options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
+    add_set_option(options, "the recipe")
+    options.add_argument("--output_dir", type=user_path, help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)")
     text = "auto: from the newest complete checkpoint in --output_dir, if there is one; never: refuse a folder that "
     text += "holds a run; PATH: from the checkpoint in that folder"
     options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help=text)
@@ -37,18 +36,10 @@ def parser() -> argparse.ArgumentParser:
     text = "train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such as "
     text += "8x80, or 2xcpu (default: this machine's devices); without --ds_config it compares the shipped ones"
     instead.add_argument("--plan", nargs="?", const="", metavar="NxGIB", help=text)
-    text = "train nothing: compare what the ranks see, time collectives and check what a start would refuse"
+    text = "train nothing: compare what the ranks see, and check what a start would refuse"
     instead.add_argument("--preflight", action="store_true", help=text)
     add_launch_options(options)
     return options
-
-
-def add_run_options(options: argparse.ArgumentParser) -> None:
-    text = f"name of a shipped DeepSpeed configuration, or a file (default for training: {DEFAULT_DS_CONFIG})"
-    options.add_argument("--ds_config", help=text)
-    options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
-    add_set_option(options, "the recipe")
-    options.add_argument("--output_dir", type=user_path, help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)")
 
 
 def read(arguments: argparse.Namespace) -> tuple[Recipe, str, Path]:
@@ -60,13 +51,13 @@ def read(arguments: argparse.Namespace) -> tuple[Recipe, str, Path]:
     return recipe, ds_config, arguments.output_dir or Path("runs") / name
 
 
-def start(arguments: argparse.Namespace) -> None:
-    """Trains, plans or checks, as the options of `parser` say."""
+def train() -> None:
+    arguments = parser().parse_args()
     if arguments.plan is not None and arguments.ranks is not None:
         raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
     recipe, ds_config, folder = read(arguments)
     if not read_launch():  # the ranks of a launcher are refused together
-        check_files(recipe, folder, getattr(arguments, "resume", "auto"))
+        check_files(recipe, folder, arguments.resume)
     if arguments.plan is not None:
         from swep_ds.cost import plan
 
@@ -92,38 +83,6 @@ def start(arguments: argparse.Namespace) -> None:
         gc.set_threshold(*GC_THRESHOLDS)  # garbage of a training may hold a device's memory
         request.allowed = True
         run(recipe, ds_config, folder, arguments.resume, report)
-
-
-def plan() -> None:
-    """Prints what a training would take, and trains nothing: parameters, updates, memory, and the ds_config to take.
-
-        swep-ds plan --recipe bert_base_squad 8x80     # on 8 GPUs of 80 GiB each
-        swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
-
-    Without --ds_config all shipped ones are compared but the one that offloads to disk.
-    """
-    options = Parser(description=inspect.getdoc(plan))
-    text = "N GPUs of GIB each, or Nxcpu: N processes on this machine's CPU (default: this machine's devices)"
-    options.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
-    add_run_options(options)
-    options.set_defaults(ranks=None)
-    start(options.parse_args())
-
-
-def preflight() -> None:
-    """Checks, before a long training, that all ranks see the same, and trains nothing.
-
-        swep-ds preflight --ranks 8 --recipe bert_base_squad --output_dir runs/bert
-        srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
-
-    Compares devices, versions, files and the output folder, times collectives, and checks what a start would refuse.
-    Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line says what and how to fix it).
-    """
-    options = Parser(description=inspect.getdoc(preflight))
-    add_run_options(options)
-    add_launch_options(options)
-    options.set_defaults(plan=None, preflight=True)
-    start(options.parse_args())
 
 
 def report(folder: Path):

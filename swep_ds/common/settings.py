@@ -1,27 +1,40 @@
-"""Typed settings from YAML: sections, `extends`, `--set`, and errors that name the place, the field and the fix.
+"""Typed settings from YAML: sections, `extends`, `--set`, and errors that name the place, the field and the fix. A
+field's meaning is the comment beside it or above it.
 
 A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of the
 former kind.
 """
 
 import difflib
+import functools
+import inspect
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 
 from swep_ds.common.errors import InputError, excerpt, printable, reason
 from swep_ds.common.files import read_text, user_path
-from swep_ds.common.schema import add_meanings
 
 Tree = dict[str, Any]
 Change = tuple[list[str], Any]  # a field's name, in parts, and its new value
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
 class FieldFault(ValueError):
     """Holds messages. Each begins with the name of a field in its section."""
+
+
+def _add_meanings(schema: Tree, section: type[BaseModel]) -> None:
+    """Pydantic's `json_schema_extra`: describes the fields of a class."""
+    for name, field in schema.get("properties", {}).items():
+        if name in meanings(section):
+            field["description"] = meanings(section)[name]
 
 
 class _Settings(type(BaseModel)):
@@ -35,7 +48,7 @@ class Section(BaseModel, metaclass=_Settings):
     """Settings by name. Unknown names, NaN and a bool in place of a number are errors. `kinds` has, by section, the
     classes of a section that comes in several, by the `name` that selects each."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=_add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
 
     @model_validator(mode="before")
@@ -289,3 +302,79 @@ def _merge(base: Tree, layer: Tree) -> Tree:
             value = _merge(base[key], value)
         merged[key] = value
     return merged
+
+
+class Field(NamedTuple):
+    """A field of settings, for people."""
+
+    name: str  # dotted
+    value: Any
+    default: str  # as YAML takes it, or "required"
+    type: str  # such as "integer, at least 1 or null"
+    meaning: str
+
+
+@functools.cache
+def meanings(section: type[BaseModel]) -> dict[str, str]:
+    """The comments of a class's fields, those of its base classes included, by name: first above, then beside a field.
+    Empty for a class without source, such as one that was typed into an interpreter."""
+    by_name: dict[str, str] = {}
+    for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        try:
+            lines = inspect.getsourcelines(part)[0]
+        except (OSError, TypeError):
+            continue
+        above = ""
+        for line in map(str.strip, lines):
+            field = re.match(r"(\w+): [^#]*(?:# (.*))?", line)
+            if field and field[1] in part.__annotations__:
+                by_name[field[1]] = (above + (field[2] or "")).strip() or by_name.get(field[1], "")
+                if field[1] == "name" and not by_name["name"]:  # of a section that comes in several kinds
+                    by_name["name"] = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+            above = f"{above}{line[2:]} " if line.startswith("# ") else ""
+    return {name: meaning for name, meaning in by_name.items() if meaning}
+
+
+def describe(settings: BaseModel, prefix: str = "") -> Iterator[Field]:
+    """Every field of settings and of the sections in them."""
+    schema = type(settings).model_json_schema()
+    values = settings.model_dump(mode="json")
+    for name, field in schema["properties"].items():
+        section = getattr(settings, name)
+        if isinstance(section, BaseModel):
+            yield from describe(section, f"{prefix}{name}.")
+        else:
+            default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
+            yield Field(prefix + name, values[name], default, _type(field), field.get("description", ""))
+
+
+def _type(field: Tree) -> str:
+    if parts := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(map(_type, parts))
+    if "const" in field or "enum" in field:
+        choices = field.get("enum") or [field["const"]]
+        return " | ".join(choice if isinstance(choice, str) else json.dumps(choice) for choice in choices)
+    if "$ref" in field:
+        return "section"
+    limits = [f"{words} {field[key]:,}" for key, words in BOUNDS.items() if key in field]
+    kind = {"object": "mapping", "array": "list"}.get(field.get("type"), field.get("type", "any"))
+    return ", ".join([kind, *limits])
+
+
+class _ForEditors(GenerateJsonSchema):
+    """A file that `extends` another one may leave out every field. Without its name, a section of one kind may look
+    like one of another kind."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return False
+
+    def tagged_union_schema(self, schema: Any) -> Tree:
+        return self.union_schema({"type": "union", "choices": list(schema["choices"].values())})
+
+
+def for_editors(model: type[BaseModel]) -> Tree:
+    """The schema of a file, which may extend another one."""
+    schema = model.model_json_schema(schema_generator=_ForEditors)
+    extends = {"type": "string", "description": "what this file changes: name of a shipped one, or path"}
+    schema["properties"] = {"extends": extends} | schema["properties"]
+    return schema

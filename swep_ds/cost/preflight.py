@@ -1,4 +1,4 @@
-"""Before a long job: whether all ranks see the same, what a collective costs, and what would end the start."""
+"""Before a long job: whether all ranks see the same, and what would end the start."""
 
 import hashlib
 import os
@@ -10,11 +10,9 @@ from textwrap import shorten
 
 import psutil
 import torch
-import torch.distributed as dist
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import safe_open
-from torch.utils.benchmark import Timer
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
@@ -32,11 +30,10 @@ from swep_ds.ranks.writing import find_fault
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "not writable", "not shared")  # values that begin so are wrong on any rank
 ENDS = 2**16  # bytes at a file's head and tail that are compared
-REPEATS = 10  # of a collective that is timed
 
 
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
-    """Collective. Prints what rank 0 sees and how fast the ranks communicate.
+    """Collective. Prints what rank 0 sees.
 
     Raises InputError: on all ranks, with everything that they see differently, that is missing or not writable; or else
     with what a start would end with.
@@ -49,7 +46,6 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     say(f"{_ranks(range(len(hosts)), hosts)}; the first one sees:")
     for subject, value in report.items():
         say(f"  {subject:{width}}  {value}")
-    say(time_all_reduce())
     if faults := disagreements(hosts, ranks.gather(report)):
         raise InputError(f"preflight: {'; '.join(faults)}")
     ranks.on_all_ranks(lambda: _check_start(recipe, ds_config, output_dir))
@@ -129,21 +125,6 @@ def fingerprint(files: Iterable[Path], root: Path) -> str:
             opened.seek(max(0, size - ENDS))
             digest.update(opened.read(ENDS))
     return f"{len(sizes)} file(s), {sum(sizes):,} bytes, {digest.hexdigest()[:8]}" if sizes else "missing"
-
-
-def time_all_reduce() -> str:
-    """Collective. One line: the mean of the slowest rank, after a warm-up that connects the ranks."""
-    world = ranks.world_size()
-    if world == 1:
-        return "one rank: no collective to time"
-    size = 2**24 if ranks.device().type == "cpu" else 2**28
-    values = torch.zeros(size // 4, device=ranks.device())
-    timer = Timer("all_reduce(values)", globals={"all_reduce": dist.all_reduce, "values": values})
-    timer.timeit(2)
-    slowest = max(ranks.gather(timer.timeit(REPEATS).mean))
-    bus = 2 * (world - 1) / world * size / slowest / 1e9  # as nccl-tests counts it: comparable at any world size
-    took = f"{slowest * 1e3:,.2f} ms of {size >> 20} MiB ({bus:.2f} GB/s on the bus)"
-    return f"all-reduce over {world} ranks, {dist.get_backend()}: {took}"
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:

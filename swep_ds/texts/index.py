@@ -27,7 +27,7 @@ from swep_ds.texts.passages import Passage, cut, joined
 from swep_ds.texts.words import GRAM_WEIGHT, TITLE_WEIGHT, WORD_WEIGHT, grams, words
 
 log = logging.getLogger(__name__)
-FORMAT_VERSION = 1  # part of every index's name: raise it when what is indexed changes
+FORMAT_VERSION = 2  # part of every index's name: raise it when what is indexed changes
 STALE = 0.1  # largest share of passages that are in the index and no longer in a text
 MEMORY = 64 * 2**20  # bytes that tantivy gathers before it writes them
 DECIMALS = 3  # of scores that are compared: those that follow depend on the order in which parts are added
@@ -179,15 +179,11 @@ class TextIndex:
             for number, name in enumerate(changed, first):
                 text = self._texts[name]
                 title = words(name.removesuffix(Path(name).suffix))
-                title += grams(title)
+                title = " ".join(title + grams(title))
                 count = 0
-                for begin, end, of_passage, pieces in cut(text):
-                    document = self._tantivy.Document()
-                    for field, value in zip(PLACE, (number, begin, end), strict=True):
-                        document.add_integer(field, value)
-                    for field, terms in zip(FIELDS, (of_passage, pieces, title), strict=True):
-                        document.add_text(field, " ".join(terms))
-                    writer.add_document(document)
+                for passage in cut(text):
+                    fields = dict(zip((*PLACE, *FIELDS), (number, *passage, title), strict=True))
+                    writer.add_document(self._tantivy.Document.from_dict(fields))
                     count += 1
                 added[name] = (number, count, _checksum(text))
             writer.commit()

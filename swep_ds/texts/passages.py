@@ -1,16 +1,15 @@
 """Passages: `WORDS` words of a text, the next one beginning `STEP` words later (Wang et al., EMNLP 2019)."""
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swep_ds.texts.words import MARKED_OR_UNSPACED, WORD, grams
+from swep_ds.texts.words import MARKED_OR_UNSPACED, WORD, fold, grams
 
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
-_WORD = re.compile(f"({WORD.pattern})")
-_PLAIN_WORD = re.compile(r"([^\W_]+)")
+_IN_NO_WORD = re.compile(r"[^\0-\x7f\w]")  # other than ASCII
+_BLANKS = bytes(code if code > 127 or chr(code).isalnum() else ord(" ") for code in range(256))  # by byte of UTF-8
 
 
 class Passage(NamedTuple):
@@ -19,28 +18,28 @@ class Passage(NamedTuple):
     end: int
 
 
-def cut(text: str) -> Iterator[tuple[int, int, list[str], list[str]]]:
-    """The begin, the end, the words and the grams of each passage of a text; nothing if it has no word."""
-    folded = text.casefold()
-    same_places = len(folded) == len(text) and unicodedata.is_normalized("NFC", folded)
-    # what stands before a word, the word, what stands before the next one, ...
-    pattern = _WORD if MARKED_OR_UNSPACED.search(text) else _PLAIN_WORD
-    parts = pattern.split(folded if same_places else text)
-    words = parts[1::2]
-    if not same_places:
-        words = [unicodedata.normalize("NFC", word.casefold()) for word in words]
+def cut(text: str) -> Iterator[tuple[int, int, str, str]]:
+    """The begin, the end, the words and the grams (between blanks) of each passage; nothing if a text has no word."""
+    if not text.isascii() and MARKED_OR_UNSPACED.search(text):
+        matches = list(WORD.finditer(text))
+        begins = [match.start() for match in matches[::STEP]]
+        words = fold(" ".join([match.group() for match in matches])).split()
+    else:  # the same, with less CPU
+        blanked = text.encode(errors="surrogatepass").translate(_BLANKS).decode(errors="surrogatepass")
+        if not text.isascii():
+            blanked = _IN_NO_WORD.sub(" ", blanked)
+        begins = [match.start() for match in re.finditer(f"(?:[^ ]+ *){{1,{STEP}}}", blanked)]
+        words = fold(blanked).split()
+    begins[:1] = [0]  # the first passage has what precedes its first word, too
     pieces = grams(words)
-    begins = []  # where every `STEP`-th word begins; the first passage has what precedes its first word, too
-    place = 0
-    for first in range(0, len(words), STEP):
-        begins.append(place + len(parts[2 * first]) if first else 0)
-        place += sum(map(len, parts[2 * first : 2 * (first + STEP)]))
-    for number in range(max(1, len(begins) - WORDS // STEP + 1) if words else 0):
+    steps = [slice(first, first + STEP) for first in range(0, len(words), STEP)]
+    step_words = [" ".join(words[step]) for step in steps]
+    step_grams = [" ".join(pieces[step]) for step in steps]
+    for number in range(max(1, len(steps) - WORDS // STEP + 1) if words else 0):
         following = number + WORDS // STEP
         # with what follows its last word, such as a full stop
         end = begins[following] if following < len(begins) else len(text)
-        of_passage = slice(number * STEP, number * STEP + WORDS)
-        yield begins[number], end, words[of_passage], pieces[of_passage]
+        yield begins[number], end, " ".join(step_words[number:following]), " ".join(step_grams[number:following])
 
 
 def joined(passages: list[Passage]) -> list[Passage]:

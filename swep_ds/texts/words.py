@@ -22,17 +22,22 @@ MARKED_OR_UNSPACED = re.compile(f"[{_MARKS}{_SPLIT}]")  # a text without them ha
 WORD = re.compile(rf"(?=\w)[{_SPLIT}][{_MARKS}]*|[^\W_{_SPLIT}]+(?:[{_MARKS}]+[^\W_{_SPLIT}]*)*")
 
 
+def fold(text: str) -> str:
+    """Without case, composed (NFC). A Turkish I is the same with and without its dot."""
+    return unicodedata.normalize("NFC", text.casefold().replace("i\u0307", "i").replace("\u0131", "i"))
+
+
 def words(text: str) -> list[str]:
-    """The words in their order, without case, composed (NFC). A Turkish I is the same with and without its dot."""
-    folded = text.casefold().replace("i\u0307", "i").replace("\u0131", "i")
-    return WORD.findall(unicodedata.normalize("NFC", folded))
+    """The words in their order, folded."""
+    return WORD.findall(fold(text))
 
 
 def grams(words: list[str]) -> list[str]:
     """By word its first letters, if it has more, or the run of two characters that are words (three in Thai and its
     like) that it ends; "" where there is none."""
     pieces = [word[:PREFIX] if len(word) > PREFIX else "" for word in words]
-    if not _CHARACTER.search(" ".join(words)):
+    joined = " ".join(words)
+    if joined.isascii() or not _CHARACTER.search(joined):
         return pieces
     second = first = ""  # characters before this word
     for number, word in enumerate(words):

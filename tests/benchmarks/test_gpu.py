@@ -16,18 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.kernels import bench
 from benchmarks.training.ways import read_ways
 from tests import test_readme
-from tests.support import scripts
 from tests.support.fork_server import ROOT
 from tests.support.tiny_run import prepare, squad
 
 SCRIPTS = ROOT / "benchmarks" / "gpu"
-TINY_T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-TINY_T5 |= {"decoder_start_token_id": 0, "vocab_size": 2000}
 ENV = os.environ | {"REHEARSE": "1", "PYTHON": sys.executable}
 
 
@@ -167,25 +162,12 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-PLAN = """memory per device, and disk, in GiB (estimates)
-│ zero1 │ 1.0 │ 2.0 │ 0.0 │ 1.0 │ 0.5 │ 0.1 │ 0.1 │ 0.1 │ 4.25 │ 9.0 │ fits │
-    swep-ds train --ds_config zero1 --recipe large_t5
-"""
-
-
 class Commands(list):
     """Answers every command of the package with success, and keeps its words."""
 
     def __call__(self, words: list[str]) -> tuple[int, str]:
         self.append(words)
         script, *options = words[1:] if words[0] == "-m" else words
-        if "total_memory" in words[-1]:
-            return 0, "79.179\n"
-        if "--plan" in options:
-            return 0, PLAN
-        if script == "benchmarks.random_model":
-            Path(options[1]).mkdir(parents=True, exist_ok=True)
-            Path(options[1], "config.json").write_text(json.dumps(TINY_T5))
         if script == "scripts/train.py" and "--output_dir" in options:
             folder = Path(options[options.index("--output_dir") + 1])
             (folder / "model").mkdir(parents=True, exist_ok=True)
@@ -208,42 +190,6 @@ class Commands(list):
         return ended.stdout
 
 
-def test_the_commands_that_prepare_and_those_of_the_kernels(tmp_path):
-    commands = Commands()
-    for _ in range(2):  # they run at every start
-        commands.run(tmp_path, "prepare.sh", tmp_path / "out", tmp_path)
-        (tmp_path / "socket").unlink()
-    first, second = commands[:8], commands[8:]
-    assert sorted(first) == sorted(second)
-    assert first[0][:3] == ["-m", "pip", "install"]
-    assert "--preflight" in first[2]
-    for code in (first[1][1], first[3][1]):
-        compile(code, "command", "exec")
-    stages = {words[words.index("--ds_config") + 1] for words in first[4:]}
-    assert stages == {f"ds_configs/zero{stage}.json" for stage in range(4)}
-    commands = Commands()
-    assert "skipped: it needs a GPU" in commands.run(tmp_path, "kernels.sh", tmp_path / "kernels")
-    assert commands[0][:2] == ["-m", "pytest"]
-    assert all((ROOT / word).is_file() for word in commands[0] if word.startswith("tests/"))
-
-
-@pytest.mark.parametrize(("program", "options"), [("__main__", ["--dtype", "bfloat16"]), ("tune", [])])
-def test_a_wrong_kernel_stops_each_measurement(monkeypatch, program, options):
-    """`bench.check` raises for a wrong result (test_kernels.py); here: before anything is timed."""
-    pytest.importorskip("triton")
-
-    def wrong(*_):
-        raise RuntimeError("is wrong at d = 768")
-
-    for name, value in (("is_available", True), ("current_device", 0), ("get_device_name", "a GPU")):
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    monkeypatch.setattr(bench, "check", wrong)
-    for name in ("seconds", "measure"):
-        monkeypatch.setattr(bench, name, lambda *_, **__: pytest.fail("something was timed"))
-    with pytest.raises(RuntimeError, match="is wrong at d = 768"):
-        scripts.run(f"benchmarks/kernels/{program}.py", "--width", "768", *options)
-
-
 def test_the_commands_of_training(tmp_path, inputs):
     commands = Commands()
     out = commands.run(tmp_path, "training.sh", *inputs, tmp_path / "out")
@@ -262,20 +208,3 @@ def test_the_commands_of_training(tmp_path, inputs):
             assert len(read_ways("quickstart", [], methods, ways, "zero1")) >= len(ways)
             assert not any("graphs" in way for way in ways)  # a CPU has none
     assert "9.0 samples/s  held_out 50.00/60.00" in out
-
-
-def test_large_models_are_planned_for_the_gpus_memory_before_a_weight_is_written(tmp_path, inputs):
-    commands, config = Commands(), tmp_path / "tiny.json"
-    config.write_text(json.dumps(TINY_T5))
-    out = commands.run(tmp_path, "large.sh", tmp_path / "out", config, REHEARSE="")
-    plans = [words for words in commands if "--plan" in words]
-    assert [words[words.index("--plan") + 1] for words in plans] == ["1x79.179"] * 3
-    called = [words[1] if words[0] == "-m" else words[0] for words in commands if words[0] != "-c"]
-    assert called == [
-        "benchmarks.random_model",
-        *["scripts/train.py"] * 3,
-        "benchmarks.random_model",
-        *["benchmarks.training"] * 2,
-    ]
-    assert re.search(r"^tiny +swep +zero1 +peak +1\.00 GiB, planned +4\.25 GiB; +5\.0 tokens/s$", out, re.MULTILINE)
-    assert not list((tmp_path / "out" / "models").iterdir())

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 import triton
 
-from benchmarks.kernels import aot
 from swep_ds.kernels import triton_kernels
 
 pytestmark = pytest.mark.skipif(
@@ -40,29 +39,6 @@ def test_the_budget_holds_as_the_documentation_says():
     version = re.search(r"Triton (\d+\.\d+)", DOCUMENTATION).group(1)
     if triton.__version__.startswith(f"{version}."):
         assert [row for row in rows(DOCUMENTATION) if row[2] == "768" and row[1] in archs] == compiled
-
-
-WIDE = {name: "i64" for name in triton_kernels.perturb_forward.arg_names if re.fullmatch("T|.*_[nt]", name)}
-MIXED = {"params_ptr": "*bf16", "grad_params_ptr": "*bf16", "mask_ptr": "*i64"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("direction", "arch", "d", "dtype", "mode", "types", "constants"),
-    [
-        # extents and strides beyond 32 bits
-        ("forward", "sm_90", 768, "bf16", "additive", WIDE, {}),
-        # half precision, a width that leaves a ragged end, seed and draw on the device
-        ("forward", "gfx90a", 100, "fp16", "prior", dict.fromkeys(KEY, "*i64"), {"KEY_ON_DEVICE": True}),
-        # mixed dtypes, as under autocast; a mask of integers
-        ("backward", "sm_80", 768, "fp32", "fixed_mu", MIXED, {}),
-    ],
-)
-def test_what_callers_may_pass_compiles_without_spills(direction, arch, d, dtype, mode, types, constants):
-    wide = "i64" in types.values()  # a launch lifts the register cap then
-    shape = aot.tile(arch, direction, d, aot.BITS[dtype] // 8, 32)._replace(maxnreg=None) if wide else None
-    report = aot.report(direction, arch, d, dtype, mode, types=types, constants=constants, shape=shape)
-    assert report.spilled_bytes == 0
 
 
 def test_what_changes_from_call_to_call_compiles_no_new_kernel():

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.kernels import __main__ as bench_kernels
 from benchmarks.kernels import bench, tune
 from swep_ds.kernels import torch_impl, triton_impl
 from swep_ds.kernels.triton_impl import Tile
@@ -25,9 +24,7 @@ def run(command: str) -> tuple[int, str, str]:
     [
         ("__main__ --device cpu --tokens 700", "--tokens: must be from 1 to 512, or a multiple of 512; got 700"),
         ("__main__ --device cpu --width 30", "--width: must be a multiple of 4 from 4 to 8192; got 30"),
-        ("report --width -4", "--width: must be a multiple of 4 from 4 to 8192; got -4"),
         ("report --arch sm_70", "invalid choice: 'sm_70'"),
-        ("__main__", "GPU"),
         ("tune", "GPU"),
     ],
 )
@@ -58,7 +55,7 @@ FAST = Tile(8, 64, 2)
 CAPPED = Tile(2, 64, 1, 80)
 
 
-@pytest.mark.parametrize(("fast", "factor", "chosen"), [(FAST, 0.5, FAST), (CAPPED, 0.5, CAPPED), (FAST, 0.99, None)])
+@pytest.mark.parametrize(("fast", "factor", "chosen"), [(CAPPED, 0.5, CAPPED), (FAST, 0.99, None)])
 def test_tuning_names_the_fastest_tile_if_it_is_worth_a_change(monkeypatch, fast, factor, chosen):
     """With invented times: the script needs no GPU to choose, what is worth a change, and to print."""
     tried = []
@@ -104,29 +101,3 @@ def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
     monkeypatch.setattr(torch_impl, "backward", wrong)
     with pytest.raises(RuntimeError, match="grad_embeddings is wrong at d = 32"):
         bench.check(32, torch.float32, "cpu")
-
-
-def test_a_graph_is_compared_with_the_faster_copy():
-    def record(implementation, timed, seconds):
-        return {"implementation": implementation, "pass": "forward", "timed": timed, "seconds": seconds}
-
-    copies = {"call, cold": 4.0, "graph, cold": 5.0, "call, warm": 3.0, "graph, warm": 2.0}
-    records = [record("copy", timed, seconds) for timed, seconds in copies.items()]
-    records += [record("fused", timed, 8.0) for timed in copies]
-    records.append({"implementation": "eager", "timed": "graph", "out_of_memory": True})
-    bench.compare_with_copies(records)
-    assert [r.get("share_of_copy") for r in records] == [1.0, 0.8, 1.0, 1.0, 0.5, 0.5, 0.375, 0.25, None]
-
-
-def test_the_table_shows_warm_beside_cold():
-    about = {"tokens": 512, "d": 768, "dtype": "bfloat16", "implementation": "fused"}
-    shared = {"pass": "forward", "seconds_10_90": (1e-6, 3e-6), "gb_per_s": 1234.0}
-    records = [about | shared | {"timed": "graph, cold", "seconds": 2e-6, "share_of_copy": 0.5}]
-    records += [about | shared | {"timed": "graph, warm", "seconds": 1e-6}]
-    records.append(about | {"timed": "call", "out_of_memory": True})
-    table = [line.strip("|").split("|") for line in bench_kernels.lines(records)]
-    assert all(len(cells) == len(bench_kernels.COLUMNS) for cells in table)
-    rows = [[cell.strip() for cell in cells] for cells in table]
-    size = ["512", "768", "bfloat16", "fused"]
-    figures = ["2.0", "1.0 to 3.0", "1.23e+03", "50%", "1.0", "1.0 to 3.0", "1.23e+03", ""]
-    assert rows == [[*size, "graph", "forward", *figures], [*size, "call", "out of memory", *[""] * 8]]

@@ -7,7 +7,6 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
 
 from benchmarks import random_model
-from swep_ds.data.readers import read_examples
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer
 from tests.support import tiny_models
 
@@ -29,15 +28,6 @@ def test_every_weight_is_made_once(architecture):
     assert not mismatch.unexpected_keys
     assert set(mismatch.missing_keys) == set(model.all_tied_weights_keys)
     assert all(value.isfinite().all() for value in model.state_dict().values())
-
-
-def test_windows_are_full(tmp_path):
-    file = tmp_path / "train.json"
-    random_model.write_texts(file)
-    examples, tokenizer = read_examples(str(file), training=True), load_tokenizer("quickstart:encoder")
-    lengths = [len(ids) for ids in tokenizer([example.context for example in examples])["input_ids"]]
-    assert len(lengths) == 128
-    assert sum(length > 384 for length in lengths) > len(lengths) / 2
 
 
 def test_the_tokenizer_gives_what_the_model_takes(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import json
 
 from benchmarks.shapes.__main__ import rows
-from benchmarks.shapes.rank import phase_of
 from tests.support.fork_server import run_script
 
 
@@ -21,8 +20,3 @@ def test_a_tiny_shape_is_trained_resumed_and_compared_with_its_plan(tmp_path):
         size, planned = measured["disk"]
         assert 0.9 < planned / size < 1.1
     assert said.count("GiB measured") == 12
-
-
-def test_steps_have_a_phase():
-    steps = ["update 3, data", "update 3, checkpoint", "evaluation, batch 2", "export"]
-    assert [phase_of(step) for step in steps] == ["training", "checkpoint", "evaluation", "export"]

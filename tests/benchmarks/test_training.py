@@ -4,19 +4,15 @@ procedure's loss against its formulas."""
 import json
 import math
 import sys
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.autograd import DeviceType
 from torch.distributions import Normal, kl_divergence
 
-from benchmarks.training import __main__, candidates, suite, updates
+from benchmarks.training import __main__
 from benchmarks.training.candidates import largest_batch, sample
 from benchmarks.training.updates import Published, plain_update, trainer_update
-from benchmarks.training.ways import read_ways
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
@@ -27,8 +23,6 @@ from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
 from tests.support.tiny_batches import batch
 from tests.support.tiny_run import ds_config, prepare
-
-CPU, CUDA = DeviceType.CPU, DeviceType.CUDA
 
 
 def bench(folder, *options: str, ranks: int = 1) -> tuple[dict, str]:
@@ -72,64 +66,6 @@ def test_several_ranks_are_measured_side_by_side(tmp_path):
     assert {row["zero_stage"] for row in figures["rows"]} == {3}
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
-    def check(said: str, *ways: str, methods: tuple = ("mle",), world_size: int = 1, device: str = "cuda") -> None:
-        world = {"world_size": lambda: world_size, "device": lambda: torch.device(device)}
-        monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, **world))
-        chosen = read_ways("quickstart", [], methods, ways, "zero2")
-        for measure in (suite.side_by_side, suite.profiles):
-            assert said in refused(measure, chosen, updates=2, warmup=0)
-
-    alone = "runs on one rank: leave it out, or start one process"
-    check(f"published: {alone}", methods=("mle", "published"), world_size=2)
-    check(f"mle plain: {alone}", "zero1", "plain", world_size=2)
-    check("--ways: ZeRO-3 goes alone: there DeepSpeed replaces PyTorch's linear function", "zero1", "zero3")
-    check("--ways zero3+compile: ZeRO-3 gathers weights between layers: leave +compile out", "zero3+compile")
-    loaded = SimpleNamespace(objective=None, config=None, batches=SimpleNamespace(updates=1))
-    monkeypatch.setattr(suite, "prepare", lambda *_: loaded)
-    monkeypatch.setattr(suite, "build_engine", lambda *_: SimpleNamespace(graphs=None))
-    [way] = read_ways("quickstart", [], ["mle"], ["zero2+graphs"], "zero2").values()
-    assert "mle: CUDA graphs need a GPU, ZeRO-1 without offload" in refused(suite._build, way)
-
-
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on_gpu):
-    calls = []
-    device, host = (SimpleNamespace(device_type=kind, is_user_annotation=False) for kind in (CUDA, CPU))
-    device.self_device_time_total = host.self_device_time_total = 6e6  # us, of two updates
-    recorded = nullcontext(SimpleNamespace(key_averages=lambda: [device, host]))
-    monkeypatch.setattr(candidates, "profile_device", lambda **_: recorded)
-    monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: on_gpu)
-    monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
-    monkeypatch.setattr(updates, "run_update", lambda engine, given, *_: calls.append(("swep", next(given))))
-    replayed = updates.EngineUpdate(SimpleNamespace(train=lambda: None, graphs="captured", parts=[None]))
-    pair = [
-        candidates.Candidate("mle", "mle", lambda batch, number: calls.append(("mle", batch)), ["a", "b", "c"], None),
-        candidates.Candidate("swep", "swep", replayed, ["a", "b", "c"], None),
-    ]
-    candidates.measure(pair, warmup=1)
-    in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
-    alone = [(name, batch) for name in ("mle", "swep") for batch in "bc"]  # for the kernels
-    first = [("mle", batch) for batch in "bc"] + [("swep", batch) for batch in "bcbcbc"]  # the graph is the third's
-    before, after = (first, alone) if on_gpu else ([], [])
-    measured = calls[len(before) : len(before) + len(in_turns)]
-    assert sorted(measured, key=lambda call: (call[1], call[0])) == in_turns
-    assert [each for _, each in measured] == list("aabbcc")
-    assert calls == before + measured + after
-    assert [len(each.seconds) for each in pair] == [len(each.process_seconds) for each in pair] == [2, 2]
-    assert [each.kernel_seconds for each in pair] == [3.0 if on_gpu else None] * 2  # of an update
-
-
-def test_operations_are_counted_without_cuda_graphs(monkeypatch):
-    seen = []
-    engine = SimpleNamespace(train=lambda: None, graphs="captured", parts=[None])
-    monkeypatch.setattr(updates, "run_update", lambda engine, *_: seen.append(engine.graphs))
-    update = updates.EngineUpdate(engine)
-    update(batch(), 0)
-    candidates.flops_per_token(update, batch())
-    assert (seen, engine.graphs) == (["captured", None], "captured")
-
-
 def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_largest():
     """One from each tenth of the updates by size: sizes average to the epoch's, to a step between two tenths."""
     [batches] = ranks(windows(400), micro=4, max_updates=3)
@@ -149,23 +85,13 @@ def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch):
         (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
         (["--updates", "1"], "--updates: 1 must be at least 2"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
-        (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),
         (["--operations", "--methods", "published"], "in plain PyTorch: leave out --ds_config, --ways, published"),
-        (["--operations", "--ds_config", "zero2"], "in plain PyTorch: leave out --ds_config, --ways, published"),
-        (["--peak_tflops", "0"], "--peak_tflops 0.0: give a number above 0"),
         (["--methods", "all", "mle"], "--methods: mle is given twice: leave one out"),
-        (["--ways", "plain", "plain"], "--ways: plain is given twice: leave one out"),
-        (["--ways", "+graphs"], "--ways +graphs: begin with plain, trainer or a ds_config, such as zero1+graphs"),
         (
             ["--ways", "zero1", "--set", "train.cuda_graphs=true"],
             "--set train.cuda_graphs: with --ways, a way that ends in +graphs sets it: leave --set out",
         ),
         (["--methods", "mle", "--ways", "plian"], "--ways plian: is neither plain, trainer nor a ds_config ("),
-        (
-            ["--methods", "mle", "--ways", "plain+graphs"],
-            "plain+graphs: CUDA graphs are the engine's: give a ds_config",
-        ),
-        (["--methods", "mle", "--ways", "zero1+fast"], "--ways zero1+fast: + takes compile or graphs"),
         (["--methods", "swep", "--ways", "trainer"], "Hugging Face's Trainer trains mle: add it to --methods"),
     ):
         monkeypatch.setattr(sys, "argv", ["benchmarks.training", *arguments])
@@ -224,19 +150,3 @@ def test_a_plain_loop_and_the_trainer_make_the_update_of_adamw_on_the_models_own
             torch.testing.assert_close(mine, theirs)
     with pytest.raises(ValueError, match="did not return a loss"):
         trainer(windows._replace(start_position=None), 2)
-
-
-def test_what_other_candidates_graphs_hold_is_not_a_candidates_memory(monkeypatch):
-    allocated = [10]
-    gpu = SimpleNamespace(memory_allocated=lambda: allocated[-1], max_memory_allocated=lambda: allocated[-1] + 1)
-    gpu.synchronize = gpu.reset_peak_memory_stats = lambda: None
-
-    def make():
-        allocated.append(12)  # the model takes 2
-        return lambda batch, number: None
-
-    monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: True)
-    monkeypatch.setattr(candidates, "get_accelerator", lambda: gpu)
-    held = iter([4, 4 + 5])  # this one's graphs hold 5
-    monkeypatch.setattr(candidates, "_held_by_graphs", lambda: next(held))
-    assert candidates.measure_memory(make, None)[1] == 2 + 1 + 5

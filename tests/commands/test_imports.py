@@ -70,7 +70,7 @@ def test_a_command_imports_only_the_heavy_packages_that_it_needs(tmp_path, monke
     light += [[name, "--help"] for name in COMMANDS]
     light += [["score", predictions, "--data", "news.json"]]
     refused = [[name, "--unknown"] for name in COMMANDS]
-    refused += [["train", "--set", "train.epochs=two"], ["plan", "--ds_config", "none"]]
+    refused += [["train", "--set", "train.epochs=two"], ["train", "--plan", "--ds_config", "none"]]
     with_pandas = [["table", *runs], ["table", *runs, "--leaderboard"]]
     with_pandas += [["forecast", *runs], ["forecast", *runs, "--text", "asked.jsonl"]]
     answer = ["answer", "tiny/model", "--question", "which?", "--text", "the old bridge over the river"]

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from swep_ds.commands import recipes as command
-from swep_ds.common.schema import describe, for_editors
-from swep_ds.common.settings import flatten
+from swep_ds.common.settings import describe, flatten, for_editors
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import SWEEPS, Sweep

@@ -115,7 +115,7 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
         assert "all ranks see the same" not in capfd.readouterr().out
         preflight.preflight(recipe, config, output)
     said = capfd.readouterr().out
-    assert said.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
+    assert said.endswith("preflight: all ranks see the same\n")
     for number, name in enumerate(("train", "test")):
         line = rf"data\.train\.{number}\.source {place}/{name}\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n"
         assert re.search(line, said)
@@ -153,7 +153,7 @@ def test_ranks_that_disagree_are_named_in_one_line(place, tmp_path):
     ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
     assert ended.returncode == 2
     output = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
-    assert re.search(r"all-reduce over 2 ranks, gloo: [\d.]+ ms of 16 MiB .* GB/s", output[0])
+    assert "2 ranks (" in output[0]
     assert output[1] == ""
     line = error_line(ended.stderr)
     size = (place / "train.json").stat().st_size

@@ -14,7 +14,6 @@ from swep_ds.methods.base import Inputs, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
 from tests.support import scripts
-from tests.support.bad_input import refused
 from tests.support.finished import finished, load
 
 ALPHA, STIFFNESS = 0.1, 2.0
@@ -58,16 +57,6 @@ def test_curvature_of_a_quadratic_and_the_stationary_point_of_learned_noise(run)
     # means over dimensions: Adam keeps each of them in motion
     assert 1 + delta.mean().item() == pytest.approx(1 / (1 + ratio), abs=0.02)
     assert log_ratio.exp().mean().item() == pytest.approx(1 / (1 + ratio), rel=0.07)
-
-
-def test_what_cannot_be_measured_is_refused(run, tmp_path):
-    examples = [replace(example, answers=()) for example in run.test_examples()[:3]]
-    said = refused(mechanism.sample_windows, run, examples, 5, "news")
-    assert said.startswith("news: none of its 3 questions has its answer in a window: name other data")
-    (tmp_path / "mle").mkdir()
-    other = load(tmp_path / "mle", "mle")
-    windows = mechanism.sample_windows(other, other.training_examples(), 2, "training")
-    assert "trained by mle: name a run of prior_aug" in refused(mechanism.curvature, other, windows)
 
 
 def test_effects_against_a_loop(run):

@@ -5,7 +5,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-import yaml
 
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
@@ -65,20 +64,6 @@ def test_answers_come_back_from_the_data(places, tmp_path, run):
     with pytest.raises(InputError, match="swep-seed0: exists"):
         places.unpack([tmp_path / "seed0.tar.xz"], tmp_path / "unpacked")
     assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["swep-seed0"]
-
-
-def test_settings_that_are_gone_are_dropped(places, tmp_path, run):
-    file = run / "recipe.yaml"
-    current = yaml.safe_load(file.read_text())
-    gone = {"packing": False, "on_checkpoint_failure": "stop", "stall_seconds": 600.0}
-    file.write_text(yaml.safe_dump(current | {"train": gone | current["train"]}))
-    # `pack` reads recipes of its own version only
-    with tarfile.open(tmp_path / "old.tar.xz", "w:xz") as tar:
-        tar.add(file, "swep-seed0/recipe.yaml")
-    places.unpack([tmp_path / "old.tar.xz"], tmp_path / "unpacked")
-    unpacked = tmp_path / "unpacked" / "swep-seed0" / "recipe.yaml"
-    assert yaml.safe_load(unpacked.read_text()) == current
-    Recipe.load(str(unpacked))
 
 
 def test_other_data_leave_nothing(places, tmp_path, run):

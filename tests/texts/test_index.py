@@ -91,8 +91,8 @@ def bm25(question: str, texts: dict[str, str]) -> dict[Passage, float]:
         title = words(os.path.splitext(name)[0])
         for begin, end, of_passage, pieces in cut(text):
             places.append(Passage(name, begin, end))
-            assert pieces == grams(of_passage)
-            fields = (of_passage, pieces, title + grams(title))
+            assert pieces == " ".join(grams(of_passage.split()))
+            fields = (of_passage.split(), pieces.split(), title + grams(title))
             of_fields.append([Counter(filter(None, terms)) for terms in fields])
     scores = dict.fromkeys(places, 0.0)
     asked = words(question)

@@ -4,6 +4,7 @@ import unicodedata
 
 import pytest
 
+from swep_ds.texts.passages import cut
 from swep_ds.texts.words import grams, words
 
 CASES = {
@@ -28,15 +29,18 @@ CASES = {
         "\u0e1b\u0e35 \u0e40 \u0e1b\u0e47 \u0e19",
         "\u0e1b\u0e35\u0e40\u0e1b\u0e47 \u0e40\u0e1b\u0e47\u0e19",
     ),
+    "quotation marks": ("A “mill’s” Straße \ud800–½", "a mill s strasse ½", "stra"),
     "none": ("?! _", "", ""),
 }
 
 
 @pytest.mark.parametrize(("text", "expected", "pieces"), CASES.values(), ids=CASES)
 def test_words_and_grams_of_each_script(text, expected, pieces):
-    assert words(text) == expected.split()
-    assert words(unicodedata.normalize("NFD", text)) == expected.split()
     assert list(filter(None, grams(words(text)))) == pieces.split()
+    for form in (text, unicodedata.normalize("NFD", text)):
+        assert words(form) == expected.split()
+        of_passages = [(of_passage.split(), of_grams.split()) for _, _, of_passage, of_grams in cut(form)]
+        assert of_passages == [(expected.split(), pieces.split())] * bool(expected)
 
 
 @pytest.mark.parametrize(

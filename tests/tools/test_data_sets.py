@@ -10,7 +10,7 @@ from tools.data_sets import __main__ as command
 from tools.data_sets import check as checking
 from tools.data_sets import page
 from tools.data_sets.check import check, load_sets, scorer_of
-from tools.data_sets.page import BEGIN, END, PAGE, eval_text, files_pattern, settings_text
+from tools.data_sets.page import BEGIN, END, PAGE, eval_text, settings_text
 
 SETS = load_sets()
 READ = [entry for entry in SETS if "not_read" not in entry]
@@ -119,14 +119,6 @@ def test_both_readings_agree_on_what_is_in_a_file(published):
     assert counts["labels"] == {"files refused": 1}
 
 
-def test_answers_that_the_scorers_rules_empty_are_counted(published):
-    folder, entries = published
-    document = squad(([*at("The", 0), *at("The old", 0)], {}), ([], {"is_impossible": True}))
-    (folder / "someone" / "bridges" / "hidden.json").write_text(json.dumps(document))
-    counts = check(entries["hidden"] | {"official": {"scorer": "squad"}}, folder).counts
-    assert (counts["golds with EM 0"], counts["golds with F1 0"], counts["files with EM 100"]) == (1, 1, 0)
-
-
 def lose_the_last(examples):
     return examples[:-1]
 
@@ -160,18 +152,6 @@ def test_a_reading_that_differs_is_said_and_fails(name, fault, message, publishe
     assert f"| {name} | en |" in said.out
 
 
-def test_what_is_refused_or_missing_or_read_after_all_is_said(published):
-    folder, entries = published
-    (strict,) = check(entries["spoilt"] | {"data": {}}, folder).problems
-    assert strict.startswith("spoilt_train.json: refused: ")
-    (missing,) = check(entries["rows"] | {"files": ["no.json"]}, folder).problems
-    assert missing.startswith("no.json: not there: git clone https://github.com/someone/bridges")
-    row = {"question": "When?", "context": CONTEXT, "answer": "1852"}
-    (folder / "someone" / "bridges" / "plain.json").write_text(json.dumps([row]))
-    readable = check(entries["labels"] | {"files": ["plain.json"]}, folder).problems
-    assert readable == ["plain.json: is read, and the entry says that it is not"]
-
-
 def test_the_page_is_written_between_its_markers(published, monkeypatch, tmp_path):
     folder, entries = published
     file = tmp_path / "page.md"
@@ -189,21 +169,6 @@ def test_the_page_is_written_between_its_markers(published, monkeypatch, tmp_pat
     assert f"| table | en | 2 | 2 | {row}" in lines
     assert "| spoilt | en | 11 + 0 | 6 |" in file.read_text()
     assert f"- labels ({link}): tokens with labels" in lines
-
-
-@pytest.mark.parametrize("arguments", [["folder", "XQuAD", "--write"], ["folder", "XQuAT"]], ids=" ".join)
-def test_bad_input_is_said_in_a_line(arguments, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["data_sets", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        command.main()
-    assert stop.value.code == 2
-    assert ("name none" if "--write" in arguments else "XQuAT: no set") in capsys.readouterr().err
-
-
-def test_files_are_named_by_what_their_paths_share():
-    entry = {"repository": "someone/bridges", "files": ["data/dev-1.json"]}
-    assert files_pattern(entry) == "bridges/data/dev-1.json"
-    assert files_pattern(entry | {"files": ["data/dev-1.json", "data/dev-2.json"]}) == "bridges/data/dev-*.json"
 
 
 @pytest.mark.parametrize("entry", READ, ids=lambda entry: entry["name"])

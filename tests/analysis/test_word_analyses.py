@@ -1,18 +1,33 @@
-"""Distances per word and by word frequency against loops, nearest words against products with the whole table; pages
-for any browser."""
+"""Distances per word and by word frequency against loops, nearest words against products with the whole table, pages
+for any browser, and the coordinates of tokens before and after: which tokens, in which order, the same each time."""
 
+import sys
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from swep_ds.analysis import frequency
-from swep_ds.analysis.frequency import by_frequency, markdown, neighbour_distance, ranking
-from swep_ds.analysis.heatmap import AROUND, Scale, _near_answer, nearest_words, page, word_distances
+from swep_ds.analysis import word_analyses
 from swep_ds.analysis.trained_run import TextWord, answer_windows
+from swep_ds.analysis.word_analyses import (
+    AROUND,
+    LABELLED,
+    Scale,
+    _near_answer,
+    by_frequency,
+    coordinates,
+    markdown,
+    nearest_words,
+    neighbour_distance,
+    page,
+    plot_coordinates,
+    ranking,
+    word_distances,
+)
+from tests.support.bad_input import refused
 from tests.support.finished import load, windows_of
-from tests.support.report_runs import contrast
 
 WORDS = [TextWord("Who", "question", [], 0.1), TextWord("<b>&", "question", [], 0.3)]
 WORDS += [TextWord("In", "context", [], 0.2), TextWord("1998", "answer", [], 0.5)]
@@ -71,8 +86,6 @@ def test_a_page_is_escaped_coloured_and_labelled():
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
     colours = [Scale(0.1, 0.5).colour(word.distance) for word in WORDS]
     assert colours == ["#ffffcc", "#fec561", "#ffe895", "#fc4e2a"]
-    # WCAG 2: black text is readable at a contrast of at least 4.5
-    assert min(contrast("#000000", Scale(0.0, 1.0).colour(share / 20)) for share in range(21)) >= 4.5
 
 
 def test_a_context_is_cut_around_the_answer():
@@ -86,7 +99,7 @@ def test_neighbours_against_a_loop(monkeypatch):
     table = rng.normal(size=(23, 4)).astype(np.float32)
     table[1] = table[0]  # equal rows are neighbours at distance 0
     words = rng.permutation(23)[:6]
-    monkeypatch.setattr(frequency, "ROWS", 4)
+    monkeypatch.setattr(word_analyses, "ROWS", 4)
     means = neighbour_distance(torch.from_numpy(table), words)
     for word, mean in zip(words, means, strict=True):
         distances = [np.linalg.norm(table[word].astype(float) - row) for k, row in enumerate(table) if k != word]
@@ -96,7 +109,7 @@ def test_neighbours_against_a_loop(monkeypatch):
 @pytest.mark.parametrize("method", ["swep", "prior_aug"])
 def test_the_table_against_loops(tmp_path, monkeypatch, method):
     bands = ((0, 5), (5, 40), (40, 5000), (5000, 10_000))
-    monkeypatch.setattr(frequency, "BANDS", bands)
+    monkeypatch.setattr(word_analyses, "BANDS", bands)
     run = load(tmp_path, method)
     examples = run.training_examples()
     table = by_frequency(run, examples, max_windows=len(examples))
@@ -132,3 +145,51 @@ def test_the_table_against_loops(tmp_path, monkeypatch, method):
     assert "| frequency rank | [1, 5] | (5, 40] | (40, 5000] | (5000, 10000] |" in text
     assert "| mean mu, paper (BERT-base) | 1.2153 | 1.2402 | 1.2495 | 1.2543 |" in text
     assert (", beta constant;" in text) == (method == "swep")
+
+
+@pytest.mark.slow
+def test_coordinates_of_all_tokens(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    run = load(tmp_path)
+    windows = windows_of(run, 2)
+    table = coordinates(run, windows)
+    texts = [text for window in windows for text in (window.example.question, window.example.context)]
+    tokens = [token for text in texts for token in run.tokenizer.tokenize(text)]
+    for _, rows in table.groupby(["space", "when"]):
+        assert rows["token"].tolist() == tokens
+        assert np.isfinite(rows[["x", "y"]]).all(axis=None)
+    monkeypatch.setattr(word_analyses, "MAX_TOKENS", 12)
+    few = coordinates(run, windows)
+    assert coordinates(run, windows).equals(few)
+    assert len(few) == 4 * 12
+    plot_coordinates(few, "swep").savefig(tmp_path / "tsne.svg")
+    drawn = (tmp_path / "tsne.svg").read_text()
+    spaces = ("a  Word embeddings", "b  Contextual embeddings (last hidden state)")
+    for label in (*spaces, "before perturbation", "after perturbation", "swep (12 tokens)"):
+        assert f"<!-- {label} -->" in drawn
+    assert sum(drawn.count(f"<!-- {token} -->") for token in set(few["token"])) >= 2  # the farthest of each panel
+
+
+def test_labels_do_not_cover_each_other_in_panels_of_one_size():
+    rng = np.random.default_rng(0)
+    rows = [
+        {"space": space, "when": when, "token": f"t{k}", "x": scale * rng.random(), "y": rng.random()}
+        for space, scale in (("word", 9), ("contextual", 1))
+        for when in ("before", "after")
+        for k in range(30)
+    ]
+    figure = plot_coordinates(pd.DataFrame(rows), "swep")
+    figure.draw_without_rendering()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    assert [box.width for box in boxes] == pytest.approx([box.height for box in boxes], rel=0.01)
+    for axes in figure.axes:
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        assert right - left == pytest.approx(high - low)
+        assert 1 <= len(axes.texts) <= LABELLED
+        drawn = [text.get_window_extent() for text in axes.texts]
+        assert not any(a.overlaps(b) for k, a in enumerate(drawn) for b in drawn[k + 1 :])
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    assert "pip install scikit-learn" in refused(coordinates, None, [])
