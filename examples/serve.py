@@ -5,9 +5,9 @@
     curl localhost:8000/answer -H 'content-type: application/json' -d '{"question": "Who founded the abbey?"}'
 
 The reply has `answer` ("" = declined), `probability`, `confidence` (of all answers that say the same), and for an
-answer `text`, the file's name, with its characters `start` and `end`. A question that is missing, blank or too long is
-refused with status 422. Texts may change while they are served: those that a question needs are compared with the index
-each time, and the whole folder at most every 10 seconds.
+answer `text`, the file's name, with its characters `start` and `end`, and its `page` and `heading`, if it has them. A
+question that is missing, blank or too long is refused with status 422. Texts may change while they are served: those
+that a question needs are compared with the index each time, and the whole folder at most every 10 seconds.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def build(model: str, folder: str, **settings) -> FastAPI:
                 asks.index.refresh()
                 looked = time.monotonic()
             [best] = asks(asked.question)
-        place = {"text": best.name, "start": best.start, "end": best.end}
+        place = {"text": best.name, "start": best.start, "end": best.end, "page": best.page, "heading": best.heading}
         return {"answer": best.text, "probability": best.probability, "confidence": best.confidence, **place}
 
     return app

@@ -9,14 +9,14 @@
 MODEL is a Hugging Face folder or hub id, extractive or generative. The command prints the best answers to --question,
 each with its probability among all spans of the text and the words around it. A generated answer has the probability of
 its tokens. A model that was trained with unanswerable questions may find that there is no answer.
---texts takes the .txt and .md files of a folder. BM25 ranks their passages, the model reads the best ones, and each
-answer comes with the name of its text.
+--texts takes a folder of texts and documents: .txt, .md, .pdf, .docx, .pptx, .odt, .html and .epub. BM25 ranks their
+passages, the model reads the best ones, and each answer comes with the name of its text, its page and its heading.
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
 model has one, else by the softmax; with --texts by the probabilities of all answers that say the same.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
 ignored, and with --texts contexts, too, which may be missing. Each line of --output has id, question, answer ("" =
-none), probability, confidence, start and end in the context, with --texts the text's name, and with --n_best above 1
-the list `answers`. If it is stopped, the same command resumes.
+none), probability, confidence, start and end in the context, with --texts the text's name, page and heading, and with
+--n_best above 1 the list `answers`. If it is stopped, the same command resumes.
 """
 
 import json
@@ -95,6 +95,10 @@ def answer() -> None:
             if reply.name is not None:
                 context = texts[reply.name]
                 text += f"    {reply.name}:"
+            if reply.page is not None:
+                text += f" page {reply.page}:"
+            elif reply.heading is not None:
+                text += f" {reply.heading}:"
             if reply.start is not None:
                 text += f"    ...{context[max(0, reply.start - 40) : reply.end + 40]}...".replace("\n", " ")
             print(f"{reply.probability:6.1%}  {printable(text)}")
@@ -115,7 +119,7 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     examples = read_examples(arguments.questions, training=False, choices=choices, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
-    fields = FIELDS if texts is None else (*FIELDS, "name")
+    fields = FIELDS if texts is None else (*FIELDS, "name", "page", "heading")
     if texts is None and (without := [example.id for example in examples if not example.context]):
         raise InputError(f"question {without[0]!r}: context is empty: give it, or --texts")
     size = QUESTIONS_AT_A_TIME if texts is None else QUESTIONS_OF_TEXTS_AT_A_TIME

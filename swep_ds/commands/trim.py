@@ -18,7 +18,7 @@ from swep_ds.texts.folder import FolderTexts
 def trim() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="hub id or local folder")
-    parser.add_argument("--texts", type=user_path, metavar="FOLDER", help="folder of .txt and .md files")
+    parser.add_argument("--texts", type=user_path, metavar="FOLDER", help="folder of texts and documents")
     parser.add_argument("--data", nargs="+", default=[], metavar="SOURCE", help="questions with their contexts")
     parser.add_argument("--output", required=True, type=user_path, metavar="FOLDER", help="a new folder")
     given = parser.parse_args()

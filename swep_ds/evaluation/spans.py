@@ -57,6 +57,8 @@ class Answer:
     odds: float | None = None
     confidence: float | None = None  # only in the first answer of a `QuestionAnswerer`, which says what it is
     name: str | None = None  # only of answers from many texts: that of the text, of which start and end are characters
+    page: int | None = None  # of a document that has pages, counted from 1
+    heading: str | None = None  # the last one before the answer
 
 
 def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float | None) -> list[Answer]:

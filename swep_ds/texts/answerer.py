@@ -51,6 +51,7 @@ class TextsAnswerer:
             text = "its odds against no answer were never trained: take one trained with unanswerable questions"
             log.warning("%s has no null threshold: %s", answerer.name, text)
         self._answerer = answerer
+        self._texts = texts
         # the `refresh` of a `TextIndex` indexes what has changed since
         self.index = UserSearch(texts) if callable(texts) else TextIndex(texts)
         self._count = count
@@ -75,7 +76,15 @@ class TextsAnswerer:
             self._answerer.check(examples, n_best)
             readings = self._answerer.read(examples, FROM_EACH, null=True)
             for pieces in pieces_of:
-                yield self.compare([(piece, *next(readings)) for piece, _ in pieces], n_best)
+                replies = self.compare([(piece, *next(readings)) for piece, _ in pieces], n_best)
+                yield [self._placed(reply) for reply in replies]
+
+    def _placed(self, reply: Answer) -> Answer:
+        """With its page and heading, if it is a place in a folder's document."""
+        if reply.start is None or not isinstance(self._texts, FolderTexts):
+            return reply
+        document = self._texts.document(reply.name)
+        return replace(reply, page=document.page(reply.start), heading=document.heading(reply.start))
 
     def compare(self, read: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
         """The replies to a question. `read`: each piece that was read, its best answers, its null answer, and the log

@@ -1,59 +1,147 @@
-"""The texts of a folder, which stay on disk until they are read."""
+"""The texts of a folder, which stay on disk until they are read. Those of documents are kept in the cache."""
 
+import json
+import logging
 import os
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
-from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import read_text
+from xxhash import xxh3_64_hexdigest
 
-SUFFIXES = (".txt", ".md")  # of the files that are texts
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import read_sealed, sealed, write_atomically
+from swep_ds.texts.documents import PLAIN, SUFFIXES, Document, read_document
+from swep_ds.texts.reader import from_json, read_documents
+
+log = logging.getLogger(__name__)
+FORMAT_VERSION = 1  # part of every document's state: raise it when their texts change
 SETTLED = 2 * 10**9  # ns after which a file's times have changed if its content has; some file systems keep 2 s
+_TOLD: set[str] = set()  # why files are left out, as far as this process has said it
 
 
 class FolderTexts:
     """The texts of the `SUFFIXES` files of a folder and its subfolders, by name relative to the folder, in name order.
 
-    Each is read anew when it is asked for. Hidden files are left out. `what` is how the user named the folder. Raises
-    InputError: no such folder; when texts are listed, it holds none; when one is read, as `read_text`.
+    Each is read when it is asked for: a document only if it has changed since it was last read. Hidden files are left
+    out. So are files that cannot be read, which a warning names once. Links to files are followed, those to folders
+    are not. `what` is how the user named the folder. Raises InputError: no such folder; when texts are listed, none can
+    be read; when one is read, as `read_document`.
     """
 
     def __init__(self, folder: Path, what: str):
         self.folder = folder
         self.what = what
-        self.left_out = 0  # files with other names, when texts were last listed
         self.check()
 
     def check(self) -> None:
         if not self.folder.is_dir():
             raise InputError(f"{self.what}: no such folder")
 
-    def states(self) -> dict[str, str]:
+    def states(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
         """By name the size and the times of the file, in ns, of which one changes whenever its content does. They are
-        left out, "", where the file changed a moment ago, as a second change might leave the same times."""
+        left out, "", where the file changed a moment ago, as a second change might leave the same times. Files in a
+        `known` state are taken to be readable."""
         self.check()
+        states, others = self._listed()
+        known = known or {}
+        unknown = {name: state for name, state in states.items() if not state or known.get(name) != state}
+        left_out = {name: outcome for name, outcome in self._read(unknown) if isinstance(outcome, str)}
+        states = {name: state for name, state in states.items() if name not in left_out}
+        count = len(left_out) + sum(others.values())
+        reasons = list(left_out.values())
+        if others:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+            reasons.append(f"{self.what}: other kinds than {' '.join(SUFFIXES)}: {kinds}")
+        new = [reason for reason in reasons if reason not in _TOLD]
+        if new:
+            log.warning("%s: texts read: %d, other files left out: %d", self.what, len(states), count)
+        for reason in new:
+            log.warning("left out: %s", reason)
+        _TOLD.update(new)
+        if not states:
+            raise InputError(f"{self.what}: holds no text that can be read: put {', '.join(SUFFIXES)} files into it")
+        return states
+
+    def document(self, name: str) -> Document:
+        path = self.folder / name
+        with as_input_error(f"{path}: cannot be read", "change its permissions"):
+            state = _state(path.stat(), name)
+        [(_, outcome)] = self._read({name: state})
+        if isinstance(outcome, str):
+            raise InputError(outcome)
+        return outcome
+
+    def __getitem__(self, name: str) -> str:
+        return self.document(name).text
+
+    def _read(self, states: dict[str, str]) -> Iterator[tuple[str, Document | str]]:
+        """By name each document, or why it cannot be read, which is kept in the cache."""
+        unread = {}
+        for name, state in states.items():
+            try:
+                yield name, read_document(self.folder / name) if _is_plain(name) else _kept(self._record(name), state)
+            except InputError as error:
+                yield name, str(error)
+            except (OSError, ValueError):
+                unread[name] = state
+        outcomes = read_documents(self.folder / name for name in unread)
+        for (name, state), outcome in zip(unread.items(), outcomes, strict=True):
+            self._record(name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._record(name), sealed(json.dumps([state, outcome])))
+            if isinstance(outcome, Document) and outcome.remarks:
+                log.warning("%s: %s", self.folder / name, "; ".join(outcome.remarks))
+            yield name, outcome
+
+    def _listed(self) -> tuple[dict[str, str], Counter[str]]:
+        """The states of files that may be texts, in name order, and how many others there are by kind."""
         states = {}
-        self.left_out = 0
-        now = time.time_ns()
+        kinds: Counter[str] = Counter()
+        can_read = find_spec("pypdfium2") and find_spec("lxml")
         folders = [os.fspath(self.folder)]
         while folders:
             for entry in os.scandir(folders.pop()):
+                suffix = os.path.splitext(entry.name)[1].lower()
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                elif entry.is_file() and not entry.name.lower().endswith(SUFFIXES):
-                    self.left_out += 1
-                elif entry.is_file():
-                    stat = entry.stat()
-                    settled = now - max(stat.st_mtime_ns, stat.st_ctime_ns) > SETTLED
-                    states[entry.path] = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}" if settled else ""
-        if not states:
-            raise InputError(f"{self.what}: holds no text: put {' or '.join(SUFFIXES)} files into it")
+                elif entry.is_file() and suffix in (SUFFIXES if can_read else PLAIN):
+                    states[entry.path] = _state(entry.stat(), entry.name)
+                elif entry.is_dir():
+                    kinds["links to folders"] += 1
+                else:
+                    needs = " (which need pip install '.[documents]' in a checkout)" if suffix in SUFFIXES else ""
+                    kinds[(suffix or "without a suffix") + needs] += 1
         start = len(os.path.join(self.folder, ""))
-        return {path[start:]: states[path] for path in sorted(states)}
+        return {path[start:]: states[path] for path in sorted(states)}, kinds
 
-    def __getitem__(self, name: str) -> str:
-        path = self.folder / name
-        with as_input_error(f"{path}: cannot be read", "change its permissions"):
-            return read_text(path)
+    def _record(self, name: str) -> Path:
+        """The file that keeps a document."""
+        from swep_ds.evaluation.evaluate import CACHE  # takes seconds
+
+        folder, file = (xxh3_64_hexdigest(os.fsencode(part)) for part in (self.folder.resolve(), name))
+        return CACHE / "documents" / folder / f"{file}.json"
+
+
+def _is_plain(name: str) -> bool:
+    return name.lower().endswith(PLAIN)
+
+
+def _state(stat: os.stat_result, name: str) -> str:
+    if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) <= SETTLED:
+        return ""
+    times = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+    return times if _is_plain(name) else f"{times} {FORMAT_VERSION}"
+
+
+@lru_cache(16)
+def _kept(record: Path, state: str) -> Document | str:
+    """A document, or why it cannot be read. Raises OSError or ValueError: it is not kept, or not in this state."""
+    former, outcome = read_sealed(record)
+    if not state or former != state:
+        raise ValueError(f"{record.name} has another state")
+    return from_json(outcome)

@@ -53,8 +53,6 @@ class TextIndex:
         known_by = repr((type(place), str(place), FORMAT_VERSION, passages.WORDS, passages.STEP))
         self._folder = CACHE / "texts" / xxh3_64_hexdigest(known_by.encode())
         self.refresh()
-        if isinstance(texts, FolderTexts) and texts.left_out:
-            log.warning("%s: texts read: %d, other files left out: %d", texts.what, len(self._kept), texts.left_out)
 
     def __len__(self) -> int:
         """How many passages the texts have."""
@@ -141,7 +139,7 @@ class TextIndex:
         """Writes what differs from what is kept."""
         kept = self._kept
         if isinstance(self._texts, FolderTexts):
-            states = self._texts.states()
+            states = self._texts.states({name: state for name, (_, _, _, state) in kept.items()})
         else:
             states = {name: _checksum(text) for name, text in sorted(self._texts.items())}
         changed = []

@@ -27,6 +27,7 @@ from swep_ds.texts.passages import Passage, cut, joined
 from swep_ds.texts.words import words as words_of
 from tests.api.test_answerer import by_hand, model  # noqa: F401 (a fixture)
 from tests.support.bad_input import refused
+from tests.support.documents import write_pdf
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT
 from tests.support.tiny_run import prepare
@@ -290,6 +291,7 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     answer("--texts", str(folder), "--passages", "5", "--n_best", "2")
     no_threshold, left_out = caplog.messages[:2]
     assert left_out == f"--texts {folder}: texts read: 3, other files left out: 1"
+    assert caplog.messages[2].endswith(": 1 .csv")
     assert no_threshold.startswith(f"{model} has no null threshold: its odds against no answer were never trained")
     lines = capsys.readouterr().out.splitlines()
     for line, reply in zip(lines, QuestionAnswerer(model).over(folder, 5)(QUESTION, 2), strict=True):
@@ -313,15 +315,38 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     missing = tmp_path / "missing"
     assert refused(answer, "--texts", str(missing)) == f"--texts {missing}: no such folder"
     (tmp_path / "bare").mkdir()
-    assert "holds no text: put .txt or .md files into it" in refused(answer, "--texts", str(tmp_path / "bare"))
-    (folder / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
-    assert f"{folder / 'latin.txt'}: is not UTF-8 text (byte 3)" in refused(answer, "--texts", str(folder))
+    assert "holds no text that can be read: put .txt, .md" in refused(answer, "--texts", str(tmp_path / "bare"))
     asks = QuestionAnswerer(model)
     assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
     assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
     assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "tantivy", None)
     assert refused(asks.over, TEXTS) == "asking many texts needs tantivy: pip install '.[texts]' in a checkout"
+
+
+def test_answers_have_the_page_or_the_heading_of_their_place(model, tmp_path, monkeypatch, capsys):  # noqa: F811
+    write_pdf(tmp_path / "market.pdf", [["The old abbey was founded."], ["The market was founded by the king."]])
+    (tmp_path / "college.html").write_text(
+        "<h1>Old</h1><p>The college was founded.</p><h2>New</h2><p>The king opened it."
+    )
+    replies = QuestionAnswerer(model).over(tmp_path)(QUESTION, 40)
+    placed = {(reply.page, reply.heading) for reply in replies}
+    assert placed == {(1, None), (2, None), (None, "Old"), (None, "New")}
+    texts = FolderTexts(tmp_path, "")
+    for reply in replies:
+        text = texts[reply.name]
+        assert text[reply.start : reply.end] == reply.text
+        if reply.name == "market.pdf":
+            assert reply.page == 1 + (reply.start >= text.index("The market"))
+        else:
+            assert reply.heading == ("New" if reply.start >= text.index("New") else "Old")
+    monkeypatch.setattr(
+        sys, "argv", ["answer.py", model, "--question", QUESTION, "--texts", str(tmp_path), "--n_best", "40"]
+    )
+    answer_command()
+    said = capsys.readouterr().out
+    assert "  market.pdf: page 2:  " in said
+    assert "  college.html: New:  " in said
 
 
 def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch, capsys):  # noqa: F811
