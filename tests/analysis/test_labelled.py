@@ -191,7 +191,8 @@ def test_what_is_suggested_is_labelled_in_a_spreadsheet_and_read_back(asked, tmp
     written = table(file)
     assert [row["id"] for row in written] == [f"q{row}" for row in rows]
     assert {row["context"] for row in written} == {CONTEXT}
-    answers = ["1852", "no answer", "łukasz", "the  red House", "", '["1852", "Luk"]'] * 7
+    answers = ["1852", "no answer", "łukasz", "the  red House", "", '["1852", "Luk"]'] * 6
+    answers += ["1852", "N/A.", "łukasz", "the  red House", "", '["1852", "Luk"]']
     for row, answer in zip(written, answers, strict=False):
         assert row["answer"] == ""
         row["answer"] = answer
@@ -231,7 +232,7 @@ FAULTS = {
     "row 5: the id 'p7' is no such question of this text": change("id", "p7"),
     "row 5: the id '.+' is no such question of this text, or": change("question", "Why?"),
     "row 5: the answer '1853' is not in its context: copy it, or write 'no answer'": change("answer", "1853"),
-    "row 5: the answer 'N/A' is not in its context": change("answer", "N/A"),
+    "row 5: the answer 'null' is not in its context": change("answer", "null"),
     r"row 5: the stratum '2 of 5 \(20 questions\)' is none of this text": change("stratum", "2 of 5 (20 questions)"),
     "row 5: the stratum '' is none of this text": change("stratum", ""),
     "row 42: the id '.+' is no such question of this text, or occurs twice; spreadsheets drop": lambda rows: (
