@@ -14,11 +14,13 @@ answer comes with the name of its text.
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
 model has one, else by the softmax; with --texts by the probabilities of all answers that say the same.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
-ignored, and with --texts contexts, too, which may be missing. Each line of --output has id, question, answer ("" =
-none), probability, confidence, start and end in the context, with --texts the text's name, and with --n_best above 1
-the list `answers`. If it is stopped, the same command resumes.
+ignored, and with --texts contexts, too, which may be missing. --output has JSON lines, or rows if it is a .csv: id,
+question, answer ("" = none), probability, confidence, start and end in the context, with --texts the text's name, and
+with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
 """
 
+import csv
+import io
 import json
 import math
 import time
@@ -27,7 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swep_ds.commands.cli import Parser, add_reading_options, at_least
-from swep_ds.common.console import Console, quiet
+from swep_ds.common.console import Console, quiet, say_on_stderr
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, read_text, user_path
 from swep_ds.data.example import Example
@@ -104,7 +106,7 @@ def answer() -> None:
 
 def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[str, Any]) -> None:
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
-    from swep_ds.data.choices import Choices
+    from swep_ds.data.choices import Choices, Remark
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
     from swep_ds.models.folders import model_checksum
@@ -112,7 +114,12 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
 
     n_best = arguments.n_best
     choices = Choices(columns=arguments.columns)
-    examples = read_examples(arguments.questions, training=False, choices=choices, labels=False)
+
+    def say(remark: Remark) -> None:
+        if remark.id is None:
+            say_on_stderr(f"--questions {remark.reason}")
+
+    examples = read_examples(arguments.questions, training=False, choices=choices, labels=False, remark=say)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     fields = FIELDS if texts is None else (*FIELDS, "name")
@@ -141,6 +148,21 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
 
     began = time.monotonic()
     count = chunks.fill(setup, examples, size, ask)
-    chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
+    if arguments.output.suffix.lower() == ".csv":
+        chunks.finish([_as_csv(list(chunks.lines()))])
+    else:
+        chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
     rate = 60 * count / (time.monotonic() - began)
     Console().print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")
+
+
+def _as_csv(lines: list[dict[str, Any]]) -> str:
+    """A table with a byte-order mark, which Excel needs."""
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, list(lines[0]))
+    writer.writeheader()
+    for line in lines:
+        if "answers" in line:
+            line["answers"] = json.dumps(line["answers"], ensure_ascii=False)
+        writer.writerow(line)
+    return "\ufeff" + table.getvalue()

@@ -106,6 +106,8 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         if "answer" not in row and says_impossible(row) is not True:
             field(row, "answers")
         given = _unpacked(row.get("answer"), context)
+    if isinstance(given, str) and means_none(given, context):
+        return []
     starts = _starts(row)
     if isinstance(given, dict):
         starts = _starts(given)
@@ -147,7 +149,7 @@ def says_impossible(row: dict[str, Any]) -> bool | None:
 
 
 def means_none(answer: str, context: str) -> bool:
-    """Whether an answer is a dash or words for "no answer" that the context does not have letter by letter."""
+    """Whether a cell is a dash, which many texts have, or words for "no answer" that its own text has not."""
     words = answer.strip().rstrip(".").rstrip()
     if words.lower() in NO_ANSWER:
         return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", context) is None
@@ -194,5 +196,7 @@ def _text(value: Any, context: str) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise InputError(f"the answer {excerpt(value)} is not text; give a string")
-    is_gap = value in GAPS and value not in context
-    return "" if is_gap or is_blank(value) or value == SUBJQA_NONE or means_none(value, context) else value
+    says_none = value in GAPS or value in DASHES or value.strip().lower() in NO_ANSWER
+    if is_blank(value) or value == SUBJQA_NONE or (says_none and value not in context):
+        return ""
+    return value

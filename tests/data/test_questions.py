@@ -69,7 +69,9 @@ def test_words_for_no_answer_are_none_unless_the_context_has_them(save, answer):
     """By which a row says that there is none, as by is_impossible."""
     source = save([ANSWERED, row(answer=answer)])
     assert read(source, "train", True) == ({"first": ("Ada Brook",), "it": ()}, {})
-    assert read(save([ANSWERED, row(answers=[answer])]), "train", False)[0]["it"] == ()
+    listed = row(answers={"text": [answer], "answer_start": [9]}, context=f"He wrote {answer} there.")
+    if answer not in (" n/a", "ANSWERNOTFOUND"):
+        assert read(save([ANSWERED, listed]), "train", True)[0]["it"] == (answer,)
     for said in (
         (FALSE, {"is_impossible": "no"}) if answer != "ANSWERNOTFOUND" else ()
     ):  # with which SubjQA's contexts end
@@ -78,6 +80,11 @@ def test_words_for_no_answer_are_none_unless_the_context_has_them(save, answer):
     kept = () if answer in ("-", "–", "ANSWERNOTFOUND") else (answer,)  # a dash is in many texts, and answers nothing
     assert read(save([ANSWERED, inside]), "train", False)[0]["it"] == kept
     assert read(save([ANSWERED, inside | {"context": f"x{answer}x"}]), "train", False)[0]["it"] == ()
+
+
+def test_a_context_that_is_a_files_name_is_said(save):
+    said = refused(save([row(answer="1931", context="Hand book.PDF")]))
+    assert "context is 'Hand book.PDF', the name of a file: give its text, or name it in a column document" in said
 
 
 def test_a_text_of_json_that_looks_like_a_float_stays(save):
