@@ -16,7 +16,7 @@ from swep_ds.analysis.labelled import suggest as choose
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output, public_name, read_json, user_path, write_atomically
-from swep_ds.data.choices import Choices, Remark
+from swep_ds.data.choices import Choices
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
@@ -105,12 +105,7 @@ def _read(text: str, suggest: int | None, columns: Columns) -> list[Example]:
     """The questions of a text, whose columns have the names of the runs' data. They have answers only if each has one
     or says that there is none."""
     choices = Choices(unanswerable="train", columns=columns)
-
-    def say(remark: Remark) -> None:
-        if remark.id is None:
-            Console().print(f"--text {remark.reason}")
-
-    examples = read_examples(text, training=False, choices=choices, labels=None, remark=say)
+    examples = read_examples(text, training=False, choices=choices, labels=None)
     if no_context := [example.id for example in examples if not example.context]:
         raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
     if suggest and not MIN_SUGGESTED <= suggest <= len(examples):

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swep_ds.commands.cli import Parser, add_reading_options, at_least
-from swep_ds.common.console import Console, quiet, say_on_stderr
+from swep_ds.common.console import Console, quiet
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, read_text, user_path
 from swep_ds.data.example import Example
@@ -106,7 +106,7 @@ def answer() -> None:
 
 def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[str, Any]) -> None:
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
-    from swep_ds.data.choices import Choices, Remark
+    from swep_ds.data.choices import Choices
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
     from swep_ds.models.folders import model_checksum
@@ -114,12 +114,7 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
 
     n_best = arguments.n_best
     choices = Choices(columns=arguments.columns)
-
-    def say(remark: Remark) -> None:
-        if remark.id is None:
-            say_on_stderr(f"--questions {remark.reason}")
-
-    examples = read_examples(arguments.questions, training=False, choices=choices, labels=False, remark=say)
+    examples = read_examples(arguments.questions, training=False, choices=choices, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     fields = FIELDS if texts is None else (*FIELDS, "name")
@@ -157,12 +152,9 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
 
 
 def _as_csv(lines: list[dict[str, Any]]) -> str:
-    """A table with a byte-order mark, which Excel needs."""
     table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, list(lines[0]))
-    writer.writeheader()
+    writer = csv.writer(table)
+    writer.writerow(lines[0])
     for line in lines:
-        if "answers" in line:
-            line["answers"] = json.dumps(line["answers"], ensure_ascii=False)
-        writer.writerow(line)
-    return "\ufeff" + table.getvalue()
+        writer.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in line.values()])
+    return "\ufeff" + table.getvalue()  # Excel needs the mark

@@ -26,7 +26,7 @@ def shown(value: object, code: str, say: Callable[[str], None]) -> str:
         return _plain(value)
     text = _formatted(value, REGIONAL.get(code, code))
     if text is None or (code in REGIONAL and not isinstance(value, int | float)):
-        say(f"a number of the format {code} is read as {text or _plain(value)}: make it text if it shows another one")
+        say(f"cells of the number format {code} may show another text than is read: make them text")
     return _plain(value) if text is None else text
 
 

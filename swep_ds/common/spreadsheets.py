@@ -5,6 +5,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,26 +32,27 @@ def split_sheet(source: str | os.PathLike) -> tuple[Path, str | None]:
     return path, None
 
 
-def sheet_rows(content: bytes, sheet: str | None, say: Say) -> Iterator[tuple[int, list[str]]]:
-    """The numbers and cells of the rows that are not empty. A merged cell's text stands in each of its rows.
+def sheet_rows(
+    content: bytes, sheet: str | None, is_header: Callable[[list[str]], bool], say: Say
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows below the header that are not empty, by its names, each with its number in the sheet. A merged cell's
+    text stands in each of its rows.
 
-    `sheet` is its name; None = the first visible one. `say` is called about other sheets, hidden rows and doubtful
-    number formats. Raises InputError: a damaged workbook, no such sheet, no openpyxl, or a formula without a result.
+    `sheet` is its name; None = the first visible one. The header is the first row that `is_header`, as a title may
+    stand above it, or else the first row. `say` is called about other sheets, hidden rows and doubtful number formats.
+    Raises InputError: a damaged workbook, no such sheet, no openpyxl, or a formula without a result.
     """
     with as_input_error("is neither a workbook nor data", "save it as .xlsx, or unpack the archive"):
         files = zipfile.ZipFile(io.BytesIO(content)).namelist()
     if not {"xl/workbook.xml", "content.xml"} & set(files):
         raise InputError("is neither .xlsx nor .ods: save a workbook as .xlsx, or unpack the archive")
     read = _xlsx_rows if "xl/workbook.xml" in files else _ods_rows
-    hidden = 0
-    for number, is_hidden, cells in read(content, sheet, say):
-        while cells and not cells[-1]:
-            cells.pop()
-        if cells:
-            hidden += is_hidden
-            yield number, cells
-    if hidden:
+    rows = [row for row in read(content, sheet, say) if any(row[2])]
+    first = next((place for place, (_, _, cells) in enumerate(rows) if is_header(cells)), 0)
+    if hidden := sum(is_hidden for _, is_hidden, _ in rows):
         say(f"{hidden} hidden rows are read, too")
+    for number, _, cells in rows[first + 1 :]:
+        yield number, dict(zip(rows[first][2], chain(cells, repeat("")), strict=False))
 
 
 def _chosen(visible: dict[str, bool], wanted: str | None, say: Say) -> str:
@@ -73,7 +75,6 @@ def _no_result(place: str) -> InputError:
 def _xlsx_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
     with as_input_error("is a workbook", "pip install '.[documents]' to read it"):
         import openpyxl  # takes 0.3 s
-        from openpyxl.utils.escape import unescape
     with (
         as_input_error("is a workbook that openpyxl cannot read", "copy its cells into a new one"),
         warnings.catch_warnings(),
@@ -92,7 +93,8 @@ def _xlsx_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
             has_none = cell.value is None and cell.data_type == "n"
             if has_none and formulas[name][cell.coordinate].data_type == "f":
                 raise _no_result(f"cell {cell.coordinate}")
-            row.append(unescape(shown(cell.value, cell.number_format, say)))
+            # openpyxl leaves the escape of a carriage return, which stands before a line break
+            row.append(shown(cell.value, cell.number_format, say).replace("_x000D_", ""))
         yield number, results[name].row_dimensions[number].hidden, row
 
 

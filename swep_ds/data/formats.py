@@ -10,19 +10,18 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, as_input_error, excerpt
-from swep_ds.common.spreadsheets import ERRORS, Say, sheet_rows
+from swep_ds.common.spreadsheets import ERRORS, sheet_rows
 from swep_ds.data.annotations import tool_of
 from swep_ds.data.answers import field
 from swep_ds.data.columns import EXPORTS, Columns, check_names, column_names
+from swep_ds.ranks.environment import warn_once
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -33,9 +32,9 @@ ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repea
 _POINT_ZERO = re.compile(r"(0|[1-9]\d{0,14})\.0")
 
 
-def file_items(path: Path, columns: Columns, sheet: str | None = None, say: Say = say_on_stderr) -> Items:
-    """The items of a file. `sheet` and `say` as in `sheet_rows`. Raises InputError: it is empty, damaged, of another
-    format, or a table without a column."""
+def file_items(path: Path, columns: Columns, sheet: str | None = None) -> Items:
+    """The items of a file, `sheet` as in `sheet_rows`. Raises InputError: it is empty, damaged, of another format, or a
+    table without a column."""
     content = path.read_bytes()
     if content.startswith(b"version https://git-lfs"):
         raise InputError("a pointer of Git LFS, not the data: run `git lfs pull` in its repository")
@@ -46,7 +45,15 @@ def file_items(path: Path, columns: Columns, sheet: str | None = None, say: Say 
         yield from numbered(table_rows(_arrow_table(content), columns))
         return
     if content.startswith(b"PK\3\4"):
-        yield from _spreadsheet_rows(content, sheet, columns, lambda text: say(f"{path.name}: {text}"))
+
+        def is_header(names: list[str]) -> bool:
+            return "question" in column_names(tuple(names), columns)
+
+        for number, row in sheet_rows(content, sheet, is_header, lambda text: warn_once(f"{path.name}: {text}")):
+            for name in column_names(tuple(row), columns).values():
+                if row[name] in ERRORS:
+                    raise InputError(f"row {number}: {name} shows the error {row[name]}: correct it in the spreadsheet")
+            yield f"row {number}", row
         return
     fix = "save text as UTF-8, and a workbook as .xlsx without a password"
     with as_input_error("is neither Parquet nor Arrow nor UTF-8 text", fix):
@@ -133,26 +140,6 @@ def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
         table = table.select(list(known.values()))
     for batch in table.to_batches(ROWS_AT_A_TIME):
         yield from map(decode, batch.to_pylist())
-
-
-def _spreadsheet_rows(content: bytes, sheet: str | None, columns: Columns, say: Say) -> Items:
-    """The rows below the header, which is the first row that names the question: a title may stand above it."""
-    rows = sheet_rows(content, sheet, say)
-    first: tuple[str, ...] = ()
-    header: tuple[str, ...] = ()
-    for _, cells in rows:
-        header = tuple(cells)
-        first = first or header
-        if "question" in column_names(header, columns):
-            break
-        header = first
-    names = check_names(header, columns)
-    for number, cells in rows:
-        row = dict(zip_longest(header, cells, fillvalue=""))
-        for name in names.values():
-            if row[name] in ERRORS:
-                raise InputError(f"row {number}: {name} shows the error {row[name]}: correct it in the spreadsheet")
-        yield f"row {number}", row
 
 
 def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:

@@ -11,7 +11,7 @@ from typing import Any
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt, reason
 from swep_ds.common.files import check_hub, read_json
 from swep_ds.common.plugins import check_free, load_entry_points
-from swep_ds.common.spreadsheets import SUFFIXES, Say, split_sheet
+from swep_ds.common.spreadsheets import SUFFIXES, split_sheet
 from swep_ds.data.choices import STRICT, Choices, Remark
 from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
@@ -62,7 +62,7 @@ def read_examples(
     """
     parts = []
     remarks: list[Remark] = []
-    for name, items in _parts(source, training, choices.columns, lambda text: remark(Remark(None, text, False))):
+    for name, items in _parts(source, training, choices.columns):
         with at(name):
             judged = judged_items(name, items, choices, training=training, labels=labels, remark=remarks.append)
             parts.append((name, list(judged)))
@@ -115,7 +115,7 @@ def _check_ids(source: str, examples: list[Example]) -> None:
         )
 
 
-def _parts(source: str, training: bool, columns: Columns, say: Say) -> Iterator[tuple[str, Items]]:
+def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
     check_source(source, training=training)
     name, _, address = source.partition(":")
@@ -130,7 +130,7 @@ def _parts(source: str, training: bool, columns: Columns, say: Say) -> Iterator[
     elif files := local_files(source, training=training):
         _, sheet = split_sheet(source)
         for file in files:
-            yield source if sheet else str(file), file_items(file, columns, sheet, say)
+            yield source if sheet else str(file), file_items(file, columns, sheet)
     else:
         yield source, _hub_rows(source, training, columns)
 

@@ -64,5 +64,5 @@ UNKNOWN = [
 def test_a_format_that_may_show_another_text_is_said(value, code, text):
     said = []
     assert shown(value, code, said.append) == text
-    assert said == [f"a number of the format {code} is read as {text}: make it text if it shows another one"]
+    assert said == [f"cells of the number format {code} may show another text than is read: make them text"]
     assert shown(timedelta(hours=30), "[h]:mm", pytest.fail) == "1 day, 6:00:00"
