@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from datetime import datetime, time
+from datetime import date, time, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import floor, log10
 
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 def shown(value: object, code: str, say: Callable[[str], None]) -> str:
     """The text of a value under the format `code`. `say` is called if a part of that is not known, or is shown as the
     computer's settings say."""
-    if isinstance(value, bool) or not isinstance(value, int | float | datetime | time):
+    if value is None or isinstance(value, bool | str):
         return _plain(value)
     text = _formatted(value, REGIONAL.get(code, code))
     if text is None or (code in REGIONAL and not isinstance(value, int | float)):
@@ -40,7 +40,7 @@ def _plain(value: object) -> str:
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _formatted(value: int | float | datetime | time, code: str) -> str | None:
+def _formatted(value: int | float | date | time | timedelta, code: str) -> str | None:
     is_number = isinstance(value, int | float)
     section, *others = code.split(";")  # for numbers above, below and equal to 0
     sign = ""

@@ -93,8 +93,8 @@ def _xlsx_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
             has_none = cell.value is None and cell.data_type == "n"
             if has_none and formulas[name][cell.coordinate].data_type == "f":
                 raise _no_result(f"cell {cell.coordinate}")
-            # openpyxl leaves the escape of a carriage return, which stands before a line break
-            row.append(shown(cell.value, cell.number_format, say).replace("_x000D_", ""))
+            # openpyxl leaves a carriage return as it is escaped
+            row.append(shown(cell.value, cell.number_format, say).replace("_x000D_", "\r"))
         yield number, results[name].row_dimensions[number].hidden, row
 
 

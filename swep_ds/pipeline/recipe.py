@@ -236,13 +236,12 @@ class Recipe(Section):
     def _fits_its_model(self) -> "Recipe":
         """Lowers `data.max_length` if nobody set it and a local model has fewer positions."""
         config = user_path(self.model.name) / "config.json"
-        if "max_length" in self.data.model_fields_set or not config.is_file():
-            return self
-        positions = read_json(config).get("max_position_embeddings")
-        if positions is None or not 8 <= positions < self.data.max_length:
-            return self
-        warn_once(f"data.max_length is not set: {positions}, the most tokens that model.name {self.model.name} takes")
-        return self.model_copy(update={"data": self.data.model_copy(update={"max_length": positions})})
+        if "max_length" not in self.data.model_fields_set and config.is_file():
+            positions = read_json(config).get("max_position_embeddings") or self.data.max_length
+            if 8 <= positions < self.data.max_length:
+                warn_once(f"data.max_length is not set: {positions}, the most that model.name {self.model.name} takes")
+                return self.model_copy(update={"data": self.data.model_copy(update={"max_length": positions})})
+        return self
 
     def _faults(self) -> Iterator[str]:
         method = self.method

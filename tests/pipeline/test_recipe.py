@@ -128,7 +128,7 @@ def test_windows_fit_a_local_model_if_their_length_is_not_set(path, tmp_path, ca
         recipe = Recipe.load(str(write(tmp_path / "own.yaml", tree)))
         assert recipe.data.max_length == length
         assert Recipe.load(str(tmp_path / "own.yaml"), ["data.max_length=300"]).data.max_length == 300
-    assert caplog.text.count("data.max_length is not set: 256, the most tokens that model.name") == 1
+    assert caplog.text.count("data.max_length is not set: 256, the most that model.name") == 1
     assert Recipe.load(str(write(tmp_path / "saved.yaml", yaml.safe_load(recipe.dump())))) == recipe
 
 
