@@ -25,6 +25,7 @@ from scipy.special import stdtrit
 
 from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
+from swep_ds.common.spreadsheets import split_sheet
 from swep_ds.data.answers import answer_pairs, field, is_blank, says_impossible
 from swep_ds.data.columns import ANSWERED, Columns, known_fields, name_of
 from swep_ds.data.example import Example
@@ -180,9 +181,10 @@ def read_labelled(path: Path, examples: Sequence[Example], columns: Columns = ()
     labelled: dict[int, Example] = {}
     strata = []
     with at(f"--labelled {path}"):
+        path, sheet = split_sheet(path)
         if not path.is_file():
             raise InputError("no such file")
-        for place, item in file_items(path, columns):
+        for place, item in file_items(path, columns, sheet):
             with at(place):
                 fields = known_fields(item, columns)
                 id_ = name_of(field(fields, "id"))
@@ -214,13 +216,13 @@ def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:
     if ANSWERED.isdisjoint(fields):
         raise InputError(f"has no column answer (found: {excerpt(list(fields))}): rename yours")
     answers = tuple(text for text, _ in answer_pairs(fields, context))
+    if not answers and says_impossible(fields | {"context": context}):
+        return ()
     given = fields.get("answer")
     if not answers and isinstance(given, str) and not is_blank(given):
-        answers = (given,)  # N/A and the like, which are no answers elsewhere, say here neither no nor not yet
+        answers = (given,)  # null and the like, which are no answers elsewhere, say here neither no nor not yet
     if not answers:
-        return () if says_impossible(fields) else None
-    if [answer.strip(" .").lower() for answer in answers] == [NO_ANSWER]:
-        return ()
+        return None
     for answer in answers:
         if " ".join(answer.lower().split()) not in " ".join(context.lower().split()):
             raise InputError(f"the answer {excerpt(answer)} is not in its context: copy it, or write {NO_ANSWER!r}")

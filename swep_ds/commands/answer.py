@@ -14,11 +14,13 @@ passages, the model reads the best ones, and each answer comes with the name of 
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
 model has one, else by the softmax; with --texts by the probabilities of all answers that say the same.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
-ignored, and with --texts contexts, too, which may be missing. Each line of --output has id, question, answer ("" =
-none), probability, confidence, start and end in the context, with --texts the text's name, page and heading, and with
---n_best above 1 the list `answers`. If it is stopped, the same command resumes.
+ignored, and with --texts contexts, too, which may be missing. --output has JSON lines, or rows if it is a .csv: id,
+question, answer ("" = none), probability, confidence, start and end in the context, with --texts the text's name, page
+and heading, and with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
 """
 
+import csv
+import io
 import json
 import math
 import time
@@ -145,6 +147,18 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
 
     began = time.monotonic()
     count = chunks.fill(setup, examples, size, ask)
-    chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
+    if arguments.output.suffix.lower() == ".csv":
+        chunks.finish([_as_csv(list(chunks.lines()))])
+    else:
+        chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
     rate = 60 * count / (time.monotonic() - began)
     Console().print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")
+
+
+def _as_csv(lines: list[dict[str, Any]]) -> str:
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(lines[0])
+    for line in lines:
+        writer.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in line.values()])
+    return "\ufeff" + table.getvalue()  # Excel needs the mark

@@ -144,6 +144,8 @@ def check_output(option: str, path: Path | None) -> None:
         raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not path.is_file():  # a folder; or /dev/stdout, which would be replaced by a file
         raise InputError(f"{option} {path}: is not a file: name one")
+    if path.suffix.lower() in (".xlsx", ".ods"):
+        raise InputError(f"{option} {path}: no workbook is written: name a .csv file, which a spreadsheet opens")
     check_output_folder(option, path.parent)
 
 

@@ -262,7 +262,10 @@ def read_whole(
     if any(path.samefile(file) for file in above):
         raise InputError(f"{option} {name_or_path}, which extends this one: files cannot go round in a circle")
     tree = parse_yaml(read_text(path), str(path))
-    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
+    fields = set(tree) if isinstance(tree, dict) else set()
+    if fields & {"variants", "across", "seeds"} and not fields & {*model.model_fields}:
+        raise InputError(f"{path}: is a sweep, not a {kind}: start it with `swep-ds sweep {path}`")
+    if not fields & {*model.model_fields, "extends"}:
         raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     if "extends" in tree:
         below = str(tree.pop("extends"))

@@ -18,6 +18,7 @@ from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
+from swep_ds.common.spreadsheets import split_sheet
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART, find_reader
 from swep_ds.evaluation.results import versions
 from swep_ds.models.folders import resolve_model, weight_files
@@ -86,7 +87,7 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
 def _data(source: str) -> str:
     if source.startswith(QUICKSTART) or find_reader(source):
         return "no file"
-    if files := _files(user_path(source)):
+    if files := _files(split_sheet(source)[0]):
         return files
     if DATA_SUFFIXES & set(Path(source).suffixes):
         return "missing"

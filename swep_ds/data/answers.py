@@ -14,7 +14,9 @@ from swep_ds.common.errors import InputError, excerpt
 MRQA_COLUMN = "detected_answers"
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
 SUBJQA_NONE = "ANSWERNOTFOUND"  # which its contexts end with
-NO_ANSWER = {"-", "no answer", "no_answer", "noanswer", "unanswerable", "not answerable"}  # what people write for it
+DASHES = {"-", "–", "—"}
+NO_ANSWER = {"n/a", "none", "no answer", "no_answer", "noanswer", "unanswerable", "not answerable"}
+NO_ANSWER |= {"not in the document"}  # what people write for it, in any case, with or without a full stop
 TRUE = ("true", "1", "1.0", "yes")
 FALSE = ("false", "0", "0.0", "no")
 
@@ -104,6 +106,8 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         if "answer" not in row and says_impossible(row) is not True:
             field(row, "answers")
         given = _unpacked(row.get("answer"), context)
+    if isinstance(given, str) and means_none(given, context):
+        return []
     starts = _starts(row)
     if isinstance(given, dict):
         starts = _starts(given)
@@ -134,13 +138,22 @@ def _starts(given: dict[str, Any]) -> Any:
 
 
 def says_impossible(row: dict[str, Any]) -> bool | None:
-    """What the row says in `is_impossible`: whether the question has no answer; None if it does not say."""
+    """Whether the question has no answer, by `is_impossible` or words for it (`means_none`); None if nothing says."""
     if any(map(_is_not_given, [row, *listed(row.get("answers"))])):
         return True
     said = str(row.get("is_impossible")).lower()
-    if said in TRUE:
-        return True
-    return False if said in FALSE else None
+    if said in TRUE + FALSE:
+        return said in TRUE
+    given = row.get("answers") or row.get("answer")
+    return True if isinstance(given, str) and means_none(given, str(row.get("context"))) else None
+
+
+def means_none(answer: str, context: str) -> bool:
+    """Whether a cell is a dash, which many texts have, or words for "no answer" that its own text has not."""
+    words = answer.strip().rstrip(".").rstrip()
+    if words.lower() in NO_ANSWER:
+        return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", context) is None
+    return words in DASHES
 
 
 def _is_not_given(answer: Any) -> bool:
@@ -183,7 +196,7 @@ def _text(value: Any, context: str) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise InputError(f"the answer {excerpt(value)} is not text; give a string")
-    says_none = value in GAPS or value.strip().lower() in NO_ANSWER
+    says_none = value in GAPS or value in DASHES or value.strip().lower() in NO_ANSWER
     if is_blank(value) or value == SUBJQA_NONE or (says_none and value not in context):
         return ""
     return value

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error, excerpt
+from swep_ds.common.spreadsheets import ERRORS, sheet_rows
 from swep_ds.data.annotations import tool_of
 from swep_ds.data.answers import field
 from swep_ds.data.columns import EXPORTS, Columns, check_names, column_names
+from swep_ds.ranks.environment import warn_once
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -30,8 +32,9 @@ ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repea
 _POINT_ZERO = re.compile(r"(0|[1-9]\d{0,14})\.0")
 
 
-def file_items(path: Path, columns: Columns) -> Items:
-    """The items of a file. Raises InputError: it is empty, damaged, of another format, or a table without a column."""
+def file_items(path: Path, columns: Columns, sheet: str | None = None) -> Items:
+    """The items of a file, `sheet` as in `sheet_rows`. Raises InputError: it is empty, damaged, of another format, or a
+    table without a column."""
     content = path.read_bytes()
     if content.startswith(b"version https://git-lfs"):
         raise InputError("a pointer of Git LFS, not the data: run `git lfs pull` in its repository")
@@ -41,7 +44,18 @@ def file_items(path: Path, columns: Columns) -> Items:
     if content.startswith(ARROW):
         yield from numbered(table_rows(_arrow_table(content), columns))
         return
-    fix = "save text as UTF-8, save a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive"
+    if content.startswith(b"PK\3\4"):
+
+        def is_header(names: list[str]) -> bool:
+            return "question" in column_names(tuple(names), columns)
+
+        for number, row in sheet_rows(content, sheet, is_header, lambda text: warn_once(f"{path.name}: {text}")):
+            for name in column_names(tuple(row), columns).values():
+                if row[name] in ERRORS:
+                    raise InputError(f"row {number}: {name} shows the error {row[name]}: correct it in the spreadsheet")
+            yield f"row {number}", row
+        return
+    fix = "save text as UTF-8, and a workbook as .xlsx without a password"
     with as_input_error("is neither Parquet nor Arrow nor UTF-8 text", fix):
         text = content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # a hint for Excel

@@ -29,6 +29,8 @@ from swep_ds.data.places import occurs_as_words, training_place
 Fields = dict[str, Any]
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
 
+FILE_NAME = re.compile(r".+\.(pdf|docx?|odt|html?|epub|pptx?|txt|md|xlsx|ods)", re.IGNORECASE)
+
 
 class Judged(NamedTuple):
     """A question of a file, and what is wrong with it."""
@@ -146,6 +148,9 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     if ANSWERED.isdisjoint(fields) and not training:  # as in test sets whose answers are not published
         example = Example(id_, question, context, (), None, article)
         return Judged(id_, example, fault=f"has none of the fields {', '.join(sorted(ANSWERED))}", is_silent=True)
+    if FILE_NAME.fullmatch(context.strip()):
+        fix = "give its text, or name it in a column document and its folder in data.texts"
+        raise InputError(f"context is {excerpt(context)}, the name of a file: {fix}")
     pairs = answer_pairs(fields, context)
     answers = tuple(text for text, _ in pairs)
     if training and pairs and not impossible:

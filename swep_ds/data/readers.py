@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt, reason
-from swep_ds.common.files import check_hub, read_json, user_path
+from swep_ds.common.files import check_hub, read_json
 from swep_ds.common.plugins import check_free, load_entry_points
+from swep_ds.common.spreadsheets import SUFFIXES, split_sheet
 from swep_ds.data.choices import STRICT, Choices, Remark
 from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
@@ -19,7 +20,7 @@ from swep_ds.data.questions import Judged, judged_items
 from swep_ds.data.quickstart import corpus
 
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
-DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
+DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz", *SUFFIXES}
 MAX_NAMED = 100  # faulty questions of a file, or repeated ids, that a message names
 GROUP = "swep_ds.readers"  # the entry points' group
 
@@ -40,10 +41,10 @@ def read_examples(
     """Reads the examples of `source`, in its order.
 
     Args:
-        source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
-            else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
-            `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader. Of named splits
-            it gives "train" for training, else "validation" or, without it, "test".
+        source: a hub id `owner/name[:config][@split]`, a local file, a sheet `FILE.xlsx#SHEET`, a folder (saved by
+            `Dataset.save_to_disk`, or else its data files in name order, whose names may tell splits apart),
+            `quickstart:<domain>[.<split>]`, `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a
+            registered reader. Of named splits it gives "train" for training, else "validation" or, without it, "test".
         training: the first answer of each question must be at its offset or, without one, occur in the context once;
             it becomes `Example.span`.
         choices: what becomes of questions that are unanswerable or whose answer is repeated or misplaced, and which
@@ -129,8 +130,9 @@ def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str,
     elif read := find_reader(source):
         yield source, _registered_rows(name, address, read)
     elif files := local_files(source, training=training):
+        _, sheet = split_sheet(source)
         for file in files:
-            yield str(file), file_items(file, columns)
+            yield source if sheet else str(file), file_items(file, columns, sheet)
     else:
         yield source, _hub_rows(source, training, columns)
 
@@ -149,7 +151,7 @@ def check_source(source: str, *, training: bool) -> None:
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
     source. Raises InputError: the folder has no such split."""
-    path = user_path(source)
+    path, _ = split_sheet(source)
     if path.is_file():  # no pipe, which every rank would read a part of
         return (path,)
     if not path.is_dir():
@@ -217,7 +219,7 @@ def _data_files(folder: Path, training: bool) -> tuple[Path, ...]:
 
     splits: dict[str, list[Path]] = {}  # by the split that names say, as in train-00000-of-00001.parquet; "" if none
     for file in sorted(folder.iterdir()):
-        if file.suffix in DATA_SUFFIXES and file.is_file() and not file.name.startswith("."):
+        if file.suffix in DATA_SUFFIXES and file.is_file() and not file.name.startswith((".", "~$")):
             words = set(re.split(r"[^a-z]+", file.name.lower()))
             split = next((str(split) for split, names in SPLIT_KEYWORDS.items() if words & set(names)), "")
             splits.setdefault(split, []).append(file)

@@ -78,8 +78,8 @@ def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     groups, sizes = _inseparable(examples, least_articles=2)
     if len(sizes) < 2:
         raise InputError(
-            "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
-            "the held-out articles choose when to decline a question: raise data.holdout_fraction)"
+            "all questions are about one text, which one half of them should not share with the other: raise "
+            "data.holdout_fraction, or name another data set in eval.select_on"
         )
     second: set[str] = set()
     excess = 0  # questions that the first half has more than the second

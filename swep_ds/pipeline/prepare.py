@@ -84,8 +84,9 @@ def prepare(
     def read_text() -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
         read_ds_config(ds_config)
         ranks.set_deterministic(recipe.train.deterministic)
+        resolve_model(recipe.model.name)
+        training, tests = load_examples(recipe, remarks)  # own files come before the hub
         tokenizer = check_model(recipe)
-        training, tests = load_examples(recipe, remarks)
         for field, examples in (by_source(recipe, training) | tests).items():
             contexts = (example.context for example in examples)
             check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
@@ -104,7 +105,8 @@ def prepare(
         pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length)
     validation = {}
     if name := recipe.validation_set:
-        validation[name], tests[name] = halves(tests[name])
+        with at("eval.select_on" if recipe.eval.select_on else "data.holdout_fraction"):
+            validation[name], tests[name] = halves(tests[name])
     declines = recipe.data.unanswerable == "train" and not all(example.answers for example in training)
     evaluation = Evaluation(
         tokenizer,
@@ -228,13 +230,17 @@ def load(
     objective = Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
     setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
     setup |= {"hidden_size": qa.hidden_size, "on_cpu": ranks.device().type == "cpu"}
-    config = complete_ds_config(ds_config, recipe.train, **setup)
-    precision = recipe.train.precision
+    train = recipe.train
+    if train.precision == "autocast" and accelerator.emulates(torch.bfloat16):
+        warn_once("train.precision autocast: this processor has no instructions for bf16: it trains in float32")
+        train = train.model_copy(update={"precision": "fp32"})
+    config = complete_ds_config(ds_config, train, **setup)
+    precision = train.precision
     if precision == "tf32" and not accelerator.has_tf32():
         device = accelerator.product_name()
         raise InputError(f"train.precision tf32: {device} has no TF32 (NVIDIA GPUs from Ampere on do): set it to fp32")
-    if ranks.is_main() and precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
-        log.warning("train.precision %s: this processor has no instructions for bf16, fp32 is faster", precision)
+    if ranks.is_main() and precision == "bf16" and accelerator.emulates(torch.bfloat16):
+        log.warning("train.precision bf16: this processor has no instructions for bf16, fp32 is faster")
     fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
     with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
         kernels = implementation(ranks.device().type, torch.float32)

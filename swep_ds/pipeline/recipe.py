@@ -13,7 +13,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from swep_ds.common.errors import InputError, excerpt
-from swep_ds.common.files import user_path
+from swep_ds.common.files import read_json, user_path
 from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import FieldFault, Section, change, flatten, load, read_whole, suggest, without_paths
 from swep_ds.data.choices import Choices
@@ -247,6 +247,17 @@ class Recipe(Section):
     def _fits_together(self) -> "Recipe":
         if faults := list(self._faults()):
             raise ValueError("; ".join(faults))
+        return self
+
+    @model_validator(mode="after")
+    def _fits_its_model(self) -> "Recipe":
+        """Lowers `data.max_length` if nobody set it and a local model has fewer positions."""
+        config = user_path(self.model.name) / "config.json"
+        if "max_length" not in self.data.model_fields_set and config.is_file():
+            positions = read_json(config).get("max_position_embeddings") or self.data.max_length
+            if 8 <= positions < self.data.max_length:
+                warn_once(f"data.max_length is not set: {positions}, the most that model.name {self.model.name} takes")
+                return self.model_copy(update={"data": self.data.model_copy(update={"max_length": positions})})
         return self
 
     def _faults(self) -> Iterator[str]:

@@ -141,7 +141,7 @@ def saved_recipe(folder: Path) -> Recipe:
 
 
 def log_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.log")
+    return folder.resolve().with_name(f"{folder.resolve().name}.log")  # "." has no name
 
 
 def is_running(folder: Path) -> bool:

@@ -71,7 +71,7 @@ class Engine:
         with self._products():
             if self.flat is None or step is None:
                 return self.deepspeed(batch, step)
-            with torch.autocast(ranks.device().type, torch.bfloat16, enabled=self._precision == "autocast"):
+            with torch.autocast(ranks.device().type, torch.bfloat16, enabled=self.deepspeed.torch_autocast_enabled()):
                 return self.module(batch, step)
 
     @without_cudnn_attention()

@@ -191,7 +191,8 @@ def test_what_is_suggested_is_labelled_in_a_spreadsheet_and_read_back(asked, tmp
     written = table(file)
     assert [row["id"] for row in written] == [f"q{row}" for row in rows]
     assert {row["context"] for row in written} == {CONTEXT}
-    answers = ["1852", "no answer", "łukasz", "the  red House", "", '["1852", "Luk"]'] * 7
+    answers = ["1852", "no answer", "łukasz", "the  red House", "", '["1852", "Luk"]'] * 6
+    answers += ["1852", "N/A.", "łukasz", "the  red House", "", '["1852", "Luk"]']
     for row, answer in zip(written, answers, strict=False):
         assert row["answer"] == ""
         row["answer"] = answer
@@ -230,6 +231,7 @@ def change(column: str, value: str):
 FAULTS = {
     "row 5: the id 'p7' is no such question of this text": change("id", "p7"),
     "row 5: the answer '1853' is not in its context: copy it, or write 'no answer'": change("answer", "1853"),
+    "row 5: the answer 'null' is not in its context": change("answer", "null"),
     r"row 5: the stratum '2 of 5 \(20 questions\)' is none of this text": change("stratum", "2 of 5 (20 questions)"),
     "0 rows have an answer: fill in 10 or more": lambda rows: [row.update(answer="") for row in rows],
 }

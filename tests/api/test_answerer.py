@@ -1,5 +1,7 @@
 """QuestionAnswerer against every span of every window, scored one by one with transformers' bare model."""
 
+import csv
+import io
 import json
 import math
 import shutil
@@ -233,6 +235,12 @@ def test_a_file_of_questions_becomes_lines_of_answers(model, answer, tmp_path):
         assert (line["id"], line["question"], line["answer"]) == (row["id"], row["question"], replies[0].text)
         assert row["context"][line["start"] : line["end"]] == line["answer"] == line["answers"][0]["text"]
         assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
+    answer(ROWS[:3], tmp_path / "answers.csv", "--n_best", "2")
+    text = (tmp_path / "answers.csv").read_text(encoding="utf-8-sig")
+    written = list(csv.DictReader(io.StringIO(text, newline="")))
+    for row, line in zip(written, map(json.loads, output.read_text().splitlines()), strict=True):
+        assert json.loads(row.pop("answers")) == line.pop("answers")
+        assert row == {name: "" if value is None else str(value) for name, value in line.items()}
     assert f"--output {output}: exists already: name another file" in refused(answer, ROWS, output)
     blank = [{"id": "blank", "question": "Who?", "context": "\u200b"}]
     assert "question 'blank': context is empty" in refused(answer, blank, tmp_path / "other.jsonl")

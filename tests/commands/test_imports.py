@@ -12,7 +12,7 @@ from swep_ds.evaluation.spans import Answer
 from tests.support import fake_runs
 from tests.support.finished import finished
 
-HEAVY = ("torch", "transformers", "datasets", "deepspeed", "matplotlib", "pandas")
+HEAVY = ("torch", "transformers", "datasets", "deepspeed", "matplotlib", "pandas", "openpyxl")
 # Runs commands in one process, and notes after each its exit code and which of HEAVY have been imported so far
 CALL = """
 import json, sys

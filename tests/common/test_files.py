@@ -96,6 +96,7 @@ def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
     for check in (files.check_output, files.check_output_folder):
         check("--output", None)
     assert "there is no folder" in refused(files.check_output, "--output", tmp_path / "a" / "file")
+    assert "no workbook is written: name a .csv" in refused(files.check_output, "--output", tmp_path / "a.XLSX")
     for path in (tmp_path, Path("/dev/null")):
         assert "is not a file" in refused(files.check_output, "--output", path)
     assert "is not a folder" in refused(files.check_output_folder, "--output", file / "below")

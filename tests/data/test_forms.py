@@ -8,6 +8,7 @@ import json
 
 import datasets
 import numpy as np
+import openpyxl
 import pandas as pd
 import pytest
 
@@ -251,12 +252,37 @@ def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, enc
 
 
 def test_other_formats_are_refused_with_the_fix(save):
-    workbook = b"PK\x03\x04\x14\0\0\0\x08\0\xe9" + b"\0" * 500
+    old_workbook = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
     latin = "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252")
-    for content in (workbook, latin, gzip.compress(latin)):
+    for content in (old_workbook, latin, gzip.compress(latin)):
         said = refused(save(content))
         assert "is neither Parquet nor Arrow nor UTF-8 text ('utf-8' codec" in said
-        assert "a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive" in said
+        assert "save text as UTF-8, and a workbook as .xlsx without a password" in said
+    assert "is neither a workbook nor data (BadZipFile" in refused(save(b"PK\x03\x04 cut off"))
+
+
+def test_a_spreadsheet_with_a_title_above_its_header(tmp_path, caplog):
+    """Rows have the sheet's numbers. Errors count in columns that are read."""
+    book = openpyxl.Workbook()
+    for cells in ["Pairs of May"], [], ["Question", "context", "answer", "by"], ["When?", CONTEXT, 1931, "#N/A"], []:
+        book.active.append(cells)
+    book.active.append(["Who?", CONTEXT, "Vera Lind"])
+    book.create_sheet("Other")
+    file = tmp_path / "pairs.xlsx"
+    book.save(file)
+    examples = read(f"{file}#Sheet")
+    assert [example.id for example in examples] == ["pairs.xlsx#Sheet-4", "pairs.xlsx#Sheet-6"]
+    assert [example.answers for example in examples] == [("1931",), ("Vera Lind",)]
+    assert not caplog.records
+    assert [example.id for example in read(str(tmp_path))] == ["pairs.xlsx-4", "pairs.xlsx-6"]
+    assert caplog.text.count("pairs.xlsx: the sheet 'Sheet' is read, of Sheet, Other: FILE#SHEET names") == 1
+    assert "Other: holds no questions" in refused(f"{file}#Other")
+    book.active["C6"] = "#N/A"
+    book.save(file)
+    assert "row 6: answer shows the error #N/A: correct it" in refused(str(file))
+    book.active["A3"] = "Frage"
+    book.save(file)
+    assert "row 3: has no column question, context, answers (found: ['Pairs of May', '" in refused(str(file))
 
 
 @pytest.mark.parametrize(

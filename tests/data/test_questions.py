@@ -61,13 +61,30 @@ def test_rows_without_a_question_or_a_context(save, name, blank):
             assert reasons["it"] == f"the {name} is empty: left out"
 
 
-@pytest.mark.parametrize("answer", ["-", "No answer", "no_answer", "unanswerable", "N/A", "ANSWERNOTFOUND"])
+NONE = ["No answer", "no_answer", "unanswerable", "N/A", " n/a", "None.", "not in the document", "ANSWERNOTFOUND"]
+
+
+@pytest.mark.parametrize("answer", ["-", "–", *NONE])
 def test_words_for_no_answer_are_none_unless_the_context_has_them(save, answer):
+    """By which a row says that there is none, as by is_impossible."""
     source = save([ANSWERED, row(answer=answer)])
-    assert read(source, "train", True)[0]["it"] == ()
-    if answer != "ANSWERNOTFOUND":  # with which SubjQA's contexts end
-        context = f"He wrote {answer} there."
-        assert read(save([row(answer=answer, context=context)]), "train", True)[0]["it"] == (answer,)
+    assert read(source, "train", True) == ({"first": ("Ada Brook",), "it": ()}, {})
+    listed = row(answers={"text": [answer], "answer_start": [9]}, context=f"He wrote {answer} there.")
+    if answer not in (" n/a", "ANSWERNOTFOUND"):
+        assert read(save([ANSWERED, listed]), "train", True)[0]["it"] == (answer,)
+    for said in (
+        (FALSE, {"is_impossible": "no"}) if answer != "ANSWERNOTFOUND" else ()
+    ):  # with which SubjQA's contexts end
+        assert "is_impossible is false, but it has no answers" in refused(save([ANSWERED, row(answer=answer) | said]))
+    inside = row(answer=answer, context=f"He wrote {answer} there, x{answer}x.")
+    kept = () if answer in ("-", "–", "ANSWERNOTFOUND") else (answer,)  # a dash is in many texts, and answers nothing
+    assert read(save([ANSWERED, inside]), "train", False)[0]["it"] == kept
+    assert read(save([ANSWERED, inside | {"context": f"x{answer}x"}]), "train", False)[0]["it"] == ()
+
+
+def test_a_context_that_is_a_files_name_is_said(save):
+    said = refused(save([row(answer="1931", context="Hand book.PDF")]))
+    assert "context is 'Hand book.PDF', the name of a file: give its text, or name it in a column document" in said
 
 
 def test_a_text_of_json_that_looks_like_a_float_stays(save):

@@ -108,7 +108,7 @@ def test_a_single_article_is_halved_by_context_but_not_a_single_text():
     first, second = split_apart(halves, examples, "context")
     assert len(first) == len(second) == 6
     assert "holdout_fraction: the training data has a single" in bad_input.refused(hold_out_articles, examples, 0.2)
-    assert "eval.select_on: all questions are about one text" in bad_input.refused(halves, examples[:3])
+    assert "all questions are about one text" in bad_input.refused(halves, examples[:3])
 
 
 BOTH = (halves, partial(hold_out_articles, fraction=0.3))

@@ -1,6 +1,7 @@
 """Recipes: names and paths, overrides and their types, what errors say, the resolved copy."""
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -118,6 +119,17 @@ def test_a_recipe_that_extends_another_holds_what_it_changes(path, tmp_path):
     assert Recipe.make(mine) == expected  # a path is as good as its text
     above = write(tmp_path / "again.yaml", {"extends": str(mine), "seed": 8, "train": {"epochs": 1}})
     assert Recipe.load(str(above), ["train.epochs=3"]) == Recipe.load(str(mine), ["seed=8", "train.epochs=3"])
+
+
+def test_windows_fit_a_local_model_if_their_length_is_not_set(path, tmp_path, caplog):
+    tree = {"model": {"name": str(tmp_path)}, "method": {"name": "mle"}, "data": {"train": "x", "eval": {"x": "y"}}}
+    for positions, length in ((None, 384), (512, 384), (256, 256)):
+        (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": positions}))
+        recipe = Recipe.load(str(write(tmp_path / "own.yaml", tree)))
+        assert recipe.data.max_length == length
+        assert Recipe.load(str(tmp_path / "own.yaml"), ["data.max_length=300"]).data.max_length == 300
+    assert caplog.text.count("data.max_length is not set: 256, the most that model.name") == 1
+    assert Recipe.load(str(write(tmp_path / "saved.yaml", yaml.safe_load(recipe.dump())))) == recipe
 
 
 # Two stages and the choice of a checkpoint
@@ -257,7 +269,11 @@ def test_a_similar_name_is_suggested(tmp_path):
 def test_a_file_that_is_no_recipe_is_told(tmp_path):
     file = tmp_path / "mine.yaml"
     sections = "task, seed, model, method, data, pretrain, train, eval, tracking"
-    assert message(write(file, ["a"])) == f"{file}: a recipe is a mapping with the sections {sections}"
+    for tree in (["a"], "text", {"set": {}}):
+        assert message(write(file, tree)) == f"{file}: a recipe is a mapping with the sections {sections}"
+    for tree in ({"variants": {"MLE": {}}}, {"extends": "quickstart", "seeds": [0]}):
+        assert message(write(file, tree)) == f"{file}: is a sweep, not a recipe: start it with `swep-ds sweep {file}`"
+    assert message(write(file, MINIMAL | {"variants": {}})).startswith(f"{file}: variants is not a field")
     write(file, {"extends": "two.yaml"})
     write(tmp_path / "two.yaml", {"extends": "mine.yaml"})
     assert message(tmp_path / "two.yaml").endswith("which extends this one: files cannot go round in a circle")

@@ -11,6 +11,7 @@ import pytest
 
 from swep_ds.common.files import sealed
 from swep_ds.common.settings import differences
+from swep_ds.data.readers import read_examples
 from swep_ds.evaluation import scores
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
@@ -110,6 +111,31 @@ def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alik
         with process_group():
             begun, resumed = (resume_setup(recipe, replace(prepared, batches=b)) for b in (prepared.batches, on_gpu))
         assert differences(begun, resumed) == said
+
+
+def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatch, caplog):
+    for precision, emulated, warned in (("bf16", False, 0), ("fp32", True, 0), ("bf16", True, 1)):
+        monkeypatch.setattr(accelerator, "emulates", lambda dtype, emulated=emulated: emulated)
+        job(folder, f"train.precision={precision}", stage=1)
+        assert caplog.text.count("train.precision bf16: this processor has no instructions for bf16") == warned
+    for emulated in (False, True):
+        monkeypatch.setattr(accelerator, "emulates", lambda dtype, emulated=emulated: emulated)
+        config = job(folder, "train.precision=autocast").config
+        assert config.get("torch_autocast", {}).get("enabled", False) is not emulated
+    assert caplog.text.count("train.precision autocast: this processor has no instructions for bf16: it trains in") == 1
+
+
+def test_own_files_are_checked_before_the_hub(folder, tmp_path):
+    (tmp_path / "faulty.json").write_text("[")
+    faulty = [f"data.train={tmp_path / 'faulty.json'}", "model.name=owner/model"]
+    assert "data.train: " in refused(job, folder, *faulty)
+
+
+def test_held_out_articles_that_cannot_be_halved_are_named_by_their_setting(folder):
+    one_text = ["data.eval={}", "data.holdout_fraction=0.02", "data.unanswerable=train"]
+    examples = read_examples(str(folder / "test.json"), training=False)[:1]
+    with mock.patch("swep_ds.pipeline.examples.hold_out_articles", lambda training, _: (training, examples)):
+        assert "data.holdout_fraction: all questions are about one text" in refused(job, folder, *one_text)
 
 
 def test_answers_that_the_rules_do_not_know_are_named_once_with_a_scorer(folder, monkeypatch, caplog):

@@ -197,4 +197,6 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
     assert f"\nsrun {sys.executable} -u {folder}/fake_train.py --output_dir {folder}/0-work" in log
     assert "\nthreads 5\n" in log
     assert [last_attempt(cell.folder)[1] for cell in queued] == [0, 75]
+    monkeypatch.chdir(queued[1].folder)
+    assert last_attempt(Path("."))[1] == 75
     assert "1-stop: stopped, exit code 75: threads 5" in capsys.readouterr().out
