@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.data.batches import IGNORED
 from swep_ds.data.example import Example
 from swep_ds.data.windows import decoded
+from swep_ds.evaluation.whole_words import between_words
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 
@@ -42,6 +43,7 @@ MIN_PROBABILITY = 1e-30  # that of all answers but the empty one may round to 0
 class SpanSettings:
     n_best: int = 20  # starts, ends and answers per window
     max_answer_tokens: int = 30
+    whole_words: bool = False  # whether no span begins or ends inside a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +184,13 @@ class SpanDecoder:
         allowed_2BT = np.stack((starts_BT, ends_BT))
         tokens = zip(columns["context_begin"], columns["offset_start"], columns["offset_end"], strict=True)
         for window, (begin, starts, ends) in enumerate(tokens):
-            before = visible_before(self.examples[columns["example"][window]].context)
-            visible_T = before[ends.values.to_numpy()] > before[starts.values.to_numpy()]
-            allowed_2BT[:, window, begin : begin + len(visible_T)] &= visible_T
+            context = self.examples[columns["example"][window]].context
+            places_2T = np.stack((starts.values.to_numpy(), ends.values.to_numpy()))
+            before_2T = visible_before(context)[places_2T]
+            here = np.s_[:, window, begin : begin + len(starts)]
+            allowed_2BT[here] &= before_2T[1] > before_2T[0]
+            if self.settings.whole_words:
+                allowed_2BT[here] &= between_words(context)[places_2T]
         return allowed_2BT
 
     def nulls(self) -> dict[str, Answer]:

@@ -26,7 +26,8 @@ logit = st.sampled_from([-math.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0])  # few val
 @st.composite
 def decodings(draw):
     """Settings, and windows of two examples: bounds, characters of the context tokens, logits."""
-    sizes = SpanSettings(draw(st.integers(1, 10)), draw(st.integers(1, 4)))  # also more than a window has tokens
+    # also more than a window has tokens
+    sizes = SpanSettings(draw(st.integers(1, 10)), draw(st.integers(1, 4)), draw(st.booleans()))
     windows = []
     for example in (0, 1):
         character = 0  # tokens of later windows start after those that earlier ones own
@@ -59,18 +60,19 @@ def candidates_by_loops(window, sizes):
     return sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
 
 
-def without_blanks(window):
-    """The same window; no span begins or ends at a token of spaces."""
+def allowed(window, sizes):
+    """The same window; no span begins or ends at a token of spaces nor, with whole words, inside a word."""
     changed = {name: list(window[name]) for name in LOGITS}
-    for token, (start, end) in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
-        if not CONTEXT[start:end].strip():
-            for logits in changed.values():
+    for token, places in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
+        for place, logits in zip(places, changed.values(), strict=True):
+            cuts = sizes.whole_words and CONTEXT[:place][-1:].isalpha() and CONTEXT[place:][:1].isalpha()
+            if cuts or not CONTEXT[slice(*places)].strip():
                 logits[window["context_begin"] + token] = -math.inf
     return window | changed
 
 
 def answers_by_loops(windows, sizes, example):
-    spans, windows = [], [without_blanks(window) for window in windows if window["example"] == example]
+    spans, windows = [], [allowed(window, sizes) for window in windows if window["example"] == example]
     for window in windows:
         for score, start, end in candidates_by_loops(window, sizes):
             begin = window["offset_start"][start - window["context_begin"]]
