@@ -6,7 +6,7 @@ from swep_ds.data.example import Example
 from swep_ds.evaluation.whole_words import are_whole_words, between_words
 
 CUTS = [  # "·" marks each place inside a word
-    "G·r·e·t·a G·r·i·s, p·a·i·d $1·6·2·5 i·n 1·9·9·0s a·t 3.5 p·r·e-w·a·r O·b·a·m·a's C++ U.S. d·o·n't s·n·a·k·e_c·a·s·e",
+    "G·r·i·s, p·a·i·d $1·6·2·5 i·n 1·9·9·0s a·t 3.5 p·r·e-w·a·r O·b·a·m·a's C++ U.S. d·o·n't s·n·a·k·e_c·a·s·e",
     "İ·s·t·a·n·b·u·l'd·a k·ö·p·e·ğ·i e·\u0301·t·e·\u0301 D·o·n·a·u·s·c·h·i·f·f 4t·h B5·2 м·и·р",
     "ह·ि·न·्·द·ी म·ी·\u200d·ठ·ा م·ی·\u200c·ر·و·م \U0001f600\ufe0f a\u00a0\u0301b",
     "中文字 １·９·４·５年 B·E·R·T模型 カタカナ ｶﾞ ภาษาไทย ខ្មែរ",
