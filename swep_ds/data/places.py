@@ -16,10 +16,9 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
 HANGUL = "\u1100-\u115f\uac00-\ud7af"  # Korean syllables, and what decomposed ones begin with
-HEBREW = "\u05d0-\u05ea"  # its words begin with prepositions and articles
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 _HANGUL = re.compile(f"[{HANGUL}]")
-_HEBREW = re.compile(f"[{HEBREW}]")
+_HEBREW = re.compile("[\u05d0-\u05ea]")
 NEAR = 5  # characters; further off, a text that occurs several times may be meant anywhere
 UNKNOWN = -1  # the offset that converters write where they know none
 

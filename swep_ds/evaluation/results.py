@@ -45,7 +45,6 @@ class Evaluated:
     null_threshold: float | None = None  # set for a model that may decline questions
     calibrator: Calibrator | None = None
     validation: Score | None = None  # on the validation half of a run with `eval.select_on`
-    whole_words: bool = False  # as in `SpanSettings`
 
 
 class Selection(Checked):

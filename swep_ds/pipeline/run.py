@@ -197,8 +197,6 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
     )
     for line in prepared.unreachable:
         say(f"  {line}")
-    if recipe.task == "extractive" and recipe.eval.whole_words is None and not prepared.evaluation.spans.whole_words:
-        say("  answers may begin and end inside words, as training answers do: eval.whole_words true forbids that")
     read = sum(len(batches.windows(update)) for update in range(batches.updates))
     for part in _mix(recipe, prepared):
         say(
@@ -303,11 +301,11 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
             say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
         say(fitted)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
-        whole_words = evaluation.spans.whole_words
-        tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated, whole_words)
+        tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
         lean_heap(engine.stage == 3)
         with ranks.step("export", lambda: folder_bytes(folder.model)):
-            export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
+            decided = Recipe.make(outcome.recipe, eval={"whole_words": evaluation.spans.whole_words})
+            export_model(engine, prepared.tokenizer, folder.model, decided, tested, keep_fp32)
     export_noise(engine, folder.path / NOISE)
     if scores and ranks.is_main():
         print_scores(scores, title)

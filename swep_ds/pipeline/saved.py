@@ -51,8 +51,7 @@ class ReadingSettings(Section):
     @classmethod
     def of(cls, recipe: Recipe, tested: Evaluated) -> "ReadingSettings":
         data = WindowSection(**{name: getattr(recipe.data, name) for name in WINDOWS})
-        decoding = recipe.eval.model_copy(update={"whole_words": tested.whole_words})
-        return cls(data=data, eval=decoding, null_threshold=tested.null_threshold, calibrator=tested.calibrator)
+        return cls(data=data, eval=recipe.eval, null_threshold=tested.null_threshold, calibrator=tested.calibrator)
 
     def text(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
@@ -107,7 +106,7 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
         # at least half of a small model's window is for a context
         query = max(1, min(WindowSettings.max_query_length, longest // 2))
         sizes = WindowSection(max_length=min(WindowSettings.max_length, longest), max_query_length=query)
-        reading = ReadingSettings(data=sizes, eval=EvalSection(whole_words=True))  # as transformers' pipeline does
+        reading = ReadingSettings(data=sizes, eval=EvalSection(whole_words=True))  # as transformers' pipeline answers
     windows = WindowSettings(task="generative" if generative else "extractive", **reading.data.model_dump())
     calibrator = reading.calibrator
     if null_threshold is None:
@@ -120,7 +119,6 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
     sizes = (windows.max_length // 2, windows.max_length)
     if depends_on_padding(model, label, *(example_window(model, tokenizer, size) for size in sizes)):
         hub.pad_to_one_length(tokenizer, model, windows.max_length)
-    # null: the run is older than the field
     spans = SpanSettings(reading.eval.n_best, max_answer_tokens, bool(reading.eval.whole_words))
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=max_answer_tokens)

@@ -92,7 +92,6 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     reading = first.reading.model_copy(update={"calibrator": None, "null_threshold": threshold})
     (folder / READING).write_text(reading.text(), encoding="utf-8")
     values = {"ingredients": ingredients, "recipe": first.recipe, "null_threshold": threshold}
-    values["whole_words"] = reading.eval.whole_words
     values["config"] = (folder / CONFIG_NAME).read_text(encoding="utf-8")
     card(card_head(first.recipe.task, "model-soup"), "soup_card.md.jinja", **values).save(folder / "README.md")
 

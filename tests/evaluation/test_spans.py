@@ -61,13 +61,26 @@ def candidates_by_loops(window, sizes):
 
 
 def allowed(window, sizes):
-    """The same window; no span begins or ends at a token of spaces nor, with whole words, inside a word."""
+    """The same window, -inf where no span begins or ends: at spaces and, with whole words, but at a word's first token,
+    which then has the highest start logit of the word, or its last one, likewise."""
+    first = window["context_begin"]
+    tokens = list(zip(window["offset_start"], window["offset_end"], strict=True))
+    blank = [not CONTEXT[start:end].strip() for start, end in tokens]
+    cuts = [[f"{CONTEXT} "[place - 1 : place + 1].isalpha() for place in places] for places in tokens]
     changed = {name: list(window[name]) for name in LOGITS}
-    for token, places in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
-        for place, logits in zip(places, changed.values(), strict=True):
-            cuts = sizes.whole_words and CONTEXT[:place][-1:].isalpha() and CONTEXT[place:][:1].isalpha()
-            if cuts or not CONTEXT[slice(*places)].strip():
-                logits[window["context_begin"] + token] = -math.inf
+    for token in range(len(tokens)):
+        word = [first + token]
+        if sizes.whole_words:
+            word += itertools.takewhile(lambda t: cuts[t - first][0], range(first + token + 1, first + len(tokens)))
+        changed["start_logits"][first + token] = max(window["start_logits"][t] for t in word)
+        word = [first + token]
+        if sizes.whole_words:
+            word += itertools.takewhile(lambda t: cuts[t - first][1], range(first + token - 1, first - 1, -1))
+        changed["end_logits"][first + token] = max(window["end_logits"][t] for t in word)
+    for token in range(len(tokens)):
+        for side, logits in enumerate(changed.values()):
+            if blank[token] or (sizes.whole_words and cuts[token][side]):
+                logits[first + token] = -math.inf
     return window | changed
 
 

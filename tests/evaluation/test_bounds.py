@@ -1,16 +1,16 @@
-"""Places inside words, by hand in many scripts; and training answers that cut words or do not."""
+"""Places inside words, marked by hand in many scripts; and training answers that cut words or do not."""
 
 import pytest
 
 from swep_ds.data.example import Example
-from swep_ds.evaluation.whole_words import are_whole_words, between_words
+from swep_ds.evaluation.bounds import are_whole_words, bounds
 
 CUTS = [  # "·" marks each place inside a word
-    "G·r·i·s, p·a·i·d $1·6·2·5 i·n 1·9·9·0s a·t 3.5 p·r·e-w·a·r O·b·a·m·a's C++ U.S. d·o·n't s·n·a·k·e_c·a·s·e",
-    "İ·s·t·a·n·b·u·l'd·a k·ö·p·e·ğ·i e·\u0301·t·e·\u0301 D·o·n·a·u·s·c·h·i·f·f 4t·h B5·2 м·и·р",
-    "ह·ि·न·्·द·ी म·ी·\u200d·ठ·ा م·ی·\u200c·ر·و·م \U0001f600\ufe0f a\u00a0\u0301b",
-    "中文字 １·９·４·５年 B·E·R·T模型 カタカナ ｶﾞ ภาษาไทย ខ្មែរ",
-    "서울에서 왔다 \u1100\u1161\u11a8\u1100\u1161 K·B·S는 ולילדים ב-G·o·o·g·l·e",
+    "p·a·i·d $1·,·6·2·5·.·5·0 i·n 1·9·9·0s, a·t 3., p·r·e-w·a·r O·b·a·m·a's C++ U.S. d·o·n't s·n·a·k·e_c·a·s·e",
+    "İ·s·t·a·n·b·u·l'd·a k·ö·p·e·ğ·i e·\u0301·t·e·\u0301 D·o·n·a·u·s·c·h·i·f·f 4t·h B5·2 x² м·и·р",
+    "ह·ि·न·्·द·ी म·ी·\u200d·ठ·ा م·ی·\u200c·ر·و·م ו·ל·י·ל·ד·י·ם ב-G·o·o·g·l·e",
+    "\ufeffT·h·e \U0001f600\ufe0f a\u00a0\u0301b\u2003c·d",
+    "中文字 １·９·４·５年 B·E·R·T模型 カタカナ ｶﾞ ภาษาไทย ខ្មែរ 서울에서 왔다 \u1100\u1161\u11a8\u1100\u1161 K·B·S는",
 ]
 
 
@@ -21,7 +21,7 @@ def test_a_place_between_two_letters_or_two_digits_is_inside_a_word(marked):
     for part in others:
         expected[-1] = False
         expected += [True] * len(part)
-    assert between_words("".join((first, *others))).tolist() == expected
+    assert bounds("".join((first, *others)))[1].tolist() == expected
 
 
 def test_few_training_answers_that_cut_words_are_slips():
