@@ -355,7 +355,8 @@ def digest(case: list[Start], inputs: Path) -> str:
 
 def comparable(case: list[Start], tree: Path, other: Path) -> list[Start]:
     """The case as `tree` makes it: decoded as published where `other` is older than `eval.whole_words`."""
-    knows = ["whole_words" in Path(each, "swep_ds/pipeline/recipe.py").read_text("utf-8") for each in (tree, other)]
+    recipes = [tree / "swep_ds/pipeline/recipe.py", other / "swep_ds/pipeline/recipe.py"]
+    knows = ["whole_words" in file.read_text(encoding="utf-8") for file in recipes]
     if knows == [True, False]:
         return [start._replace(settings={**start.settings, "eval.whole_words": False}) for start in case]
     return case
