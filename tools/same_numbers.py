@@ -353,18 +353,29 @@ def digest(case: list[Start], inputs: Path) -> str:
     return content.hexdigest()[:8]
 
 
+def comparable(case: list[Start], tree: Path, other: Path) -> list[Start]:
+    """The case as `tree` makes it: decoded as published where `other` is older than `eval.whole_words`."""
+    recipes = [tree / "swep_ds/pipeline/recipe.py", other / "swep_ds/pipeline/recipe.py"]
+    knows = ["whole_words" in file.read_text(encoding="utf-8") for file in recipes]
+    if knows == [True, False]:
+        return [start._replace(settings={**start.settings, "eval.whole_words": False}) for start in case]
+    return case
+
+
 def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], pool: Pool, tolerance: float) -> bool:
     """Makes the runs that are not kept from earlier, and prints a line for each case; whether all are equal."""
-    places = {name: f"{name}-{digest(case, trees[0] / 'inputs')}" for name, case in chosen.items()}
     making = {}
     for name, case in chosen.items():
-        sides = [(case, tree, folder / places[name]) for tree, folder in zip(trees, runs, strict=True)]
-        making[name] = [pool.apply_async(make, side) for side in sides]
+        making[name] = []
+        for tree, other, folder in zip(trees, reversed(trees), runs, strict=True):
+            side = comparable(case, tree, other)
+            place = folder / f"{name}-{digest(side, trees[0] / 'inputs')}"
+            making[name].append((place, pool.apply_async(make, (side, tree, place))))
     equal = True
     for name, sides in making.items():
-        for side in sides:
-            side.get()
-        equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
+        for _, made in sides:
+            made.get()
+        equal_case, text = compare(*(place for place, _ in sides), tolerance)
         print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
         equal &= equal_case
     return equal

@@ -38,4 +38,3 @@ def forecast() -> None:
     if arguments.suggest:
         print(f"{arguments.suggest} questions to label in {arguments.output}")
     print(f"swep-ds report {arguments.runs[0]} shows this in its report")
-

@@ -4,7 +4,8 @@ The rule is that of Google's BERT for SQuAD: every window pairs its `n_best` bes
 keeps the pairs with start <= end < start + max_answer_tokens, and scores them by start logit + end logit; the pairs of
 all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule), so
 no pair of tokens competes twice. A span's probability is its share of the sum of exp(score) over all allowed spans of
-its example, whatever `n_best`. No span begins or ends at a token of white space: an answer is never blank.
+its example, whatever `n_best`. No span begins or ends at a token of white space: an answer is never blank. With
+`whole_words` a word starts with the highest start logit of its tokens, and ends with their highest end logit.
 
 A model that was trained with unanswerable questions points at the null position where a window has no answer: at [CLS],
 which XLNet has at its end, or at a decoder's first token, which is the question's if the tokenizer begins with no
@@ -17,7 +18,6 @@ Shapes: B windows of at most T tokens; their N best starts with M ends within re
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.data.batches import IGNORED
 from swep_ds.data.example import Example
 from swep_ds.data.windows import decoded
+from swep_ds.evaluation.bounds import best_of_words, bounds
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 
@@ -42,6 +43,7 @@ MIN_PROBABILITY = 1e-30  # that of all answers but the empty one may round to 0
 class SpanSettings:
     n_best: int = 20  # starts, ends and answers per window
     max_answer_tokens: int = 30
+    whole_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class SpanDecoder:
             null_2B = null_2B.double().clamp(min=-LIMIT)
             for row, null in zip(rows, null_2B.sum(0).tolist(), strict=True):
                 self._null_scores[row] = min(self._null_scores.get(row, null), null)
-        score_2BT = np.where(self._allowed(columns, logits_2BT.shape[-1]), logits_2BT.numpy(), NEVER)
+        score_2BT = self._allowed(columns, logits_2BT.numpy())
         log_sum_B = log_normaliser(*score_2BT, self.settings.max_answer_tokens)
         for row, log_sum in zip(rows, log_sum_B.tolist(), strict=True):
             self.log_sums[row] = float(np.logaddexp(self.log_sums.get(row, -np.inf), log_sum))
@@ -176,18 +178,23 @@ class SpanDecoder:
         spans["end"] = _characters(columns, "offset_end", window, end)
         self._parts.append(pd.DataFrame(spans))
 
-    def _allowed(self, columns: Columns, width: int) -> np.ndarray:
-        """Where the spans of the windows may start, and where they may end: bool [2, B, T]."""
-        position_T = np.arange(width)
+    def _allowed(self, columns: Columns, logits_2BT: np.ndarray) -> np.ndarray:
+        """The logits, which it may change, where the spans of the windows may start and end, else -inf: [2, B, T]."""
+        position_T = np.arange(logits_2BT.shape[-1])
         starts_BT = (position_T >= columns["own_begin"][:, None]) & (position_T < columns["own_end"][:, None])
         ends_BT = (position_T >= columns["context_begin"][:, None]) & (position_T < columns["context_end"][:, None])
         allowed_2BT = np.stack((starts_BT, ends_BT))
         tokens = zip(columns["context_begin"], columns["offset_start"], columns["offset_end"], strict=True)
         for window, (begin, starts, ends) in enumerate(tokens):
-            before = visible_before(self.examples[columns["example"][window]].context)
-            visible_T = before[ends.values.to_numpy()] > before[starts.values.to_numpy()]
-            allowed_2BT[:, window, begin : begin + len(visible_T)] &= visible_T
-        return allowed_2BT
+            visible_before, whole = bounds(self.examples[columns["example"][window]].context)
+            start_T, end_T = starts.values.to_numpy(), ends.values.to_numpy()
+            here = np.s_[:, window, begin : begin + len(start_T)]
+            allowed_2BT[here] &= visible_before[end_T] > visible_before[start_T]
+            if self.settings.whole_words:
+                start_score_T, end_score_T = logits_2BT[here]
+                start_score_T[:] = best_of_words(start_score_T, whole[start_T])
+                end_score_T[::-1] = best_of_words(end_score_T[::-1], whole[end_T][::-1])
+        return np.where(allowed_2BT, logits_2BT, NEVER)
 
     def nulls(self) -> dict[str, Answer]:
         """The null answer by example id; none unless they count."""
@@ -222,12 +229,6 @@ class SpanDecoder:
             text = text.strip()
             answers[source.id].append(Answer(text, start, start + len(text), score, probability))
         return answers
-
-
-@lru_cache(8)  # windows of one text mostly follow each other
-def visible_before(text: str) -> np.ndarray:
-    """How many characters before each place in a text, its end included, are not white space: int64."""
-    return np.append(0, np.cumsum(~np.char.isspace(np.array([text]).view("U1"))))
 
 
 def _characters(columns: Columns, name: str, window: np.ndarray, position: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
 MAY_CHANGE_ON_RESUME = (*NEUTRAL, SAVING, "data.eval", "train.coalesce_grad_reduction")
 MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
-MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
+MAY_CHANGE_UNLESS_SELECTING += ("eval.whole_words", "eval.scorer", "eval.language")
 RECIPE = "recipe.yaml"
 DS_CONFIG = "ds_config.json"
 BATCH = "batch.json"

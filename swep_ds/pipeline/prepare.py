@@ -23,6 +23,7 @@ from swep_ds.data.example import Example
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
+from swep_ds.evaluation.bounds import are_whole_words
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
@@ -108,10 +109,12 @@ def prepare(
         with at("eval.select_on" if recipe.eval.select_on else "data.holdout_fraction"):
             validation[name], tests[name] = halves(tests[name])
     declines = recipe.data.unanswerable == "train" and not all(example.answers for example in training)
+    if (whole_words := recipe.eval.whole_words) is None:
+        whole_words = are_whole_words(training)
     evaluation = Evaluation(
         tokenizer,
         window_settings(recipe),
-        SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
+        SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens, whole_words),
         recipe.eval.batch_size,
         0.0 if declines else None,  # odds, where no data choose others
     )

@@ -196,6 +196,7 @@ class EvalSection(Section):
     # extractive: how many of the best starts and ends per window are paired; a calibrator sees the five best answers
     n_best: int = Field(20, ge=5, le=10_000)
     max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
+    whole_words: bool | None = None  # extractive: answers cut no words; null = unless over 2 % of training answers do
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
     # Scoring rules; or by data set, else squad. squad (English), mlqa (for `language`), korquad, klue (Korean), jglue
     # (Japanese), cmrc, dureader (Chinese), persianqa, arcd (Arabic)

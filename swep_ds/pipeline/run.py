@@ -304,7 +304,8 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
         lean_heap(engine.stage == 3)
         with ranks.step("export", lambda: folder_bytes(folder.model)):
-            export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, prepared.asked, keep_fp32)
+            decided = Recipe.make(outcome.recipe, eval={"whole_words": evaluation.spans.whole_words})
+            export_model(engine, prepared.tokenizer, folder.model, decided, tested, prepared.asked, keep_fp32)
     export_noise(engine, folder.path / NOISE)
     if scores and ranks.is_main():
         print_scores(scores, title)

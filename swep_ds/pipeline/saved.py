@@ -108,7 +108,7 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
         # at least half of a small model's window is for a context
         query = max(1, min(WindowSettings.max_query_length, longest // 2))
         sizes = WindowSection(max_length=min(WindowSettings.max_length, longest), max_query_length=query)
-        reading = ReadingSettings(data=sizes, eval=EvalSection())
+        reading = ReadingSettings(data=sizes, eval=EvalSection(whole_words=True))  # as transformers' pipeline answers
     windows = WindowSettings(task="generative" if generative else "extractive", **reading.data.model_dump())
     calibrator = reading.calibrator
     if null_threshold is None:
@@ -121,7 +121,7 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
     sizes = (windows.max_length // 2, windows.max_length)
     if depends_on_padding(model, label, *(example_window(model, tokenizer, size) for size in sizes)):
         hub.pad_to_one_length(tokenizer, model, windows.max_length)
-    spans = SpanSettings(reading.eval.n_best, max_answer_tokens)
+    spans = SpanSettings(reading.eval.n_best, max_answer_tokens, bool(reading.eval.whole_words))
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=max_answer_tokens)
         qa.answer_like(empty_answer(tokenizer), declines=null_threshold is not None)

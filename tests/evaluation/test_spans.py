@@ -26,7 +26,8 @@ logit = st.sampled_from([-math.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0])  # few val
 @st.composite
 def decodings(draw):
     """Settings, and windows of two examples: bounds, characters of the context tokens, logits."""
-    sizes = SpanSettings(draw(st.integers(1, 10)), draw(st.integers(1, 4)))  # also more than a window has tokens
+    # also more than a window has tokens
+    sizes = SpanSettings(draw(st.integers(1, 10)), draw(st.integers(1, 4)), draw(st.booleans()))
     windows = []
     for example in (0, 1):
         character = 0  # tokens of later windows start after those that earlier ones own
@@ -59,18 +60,32 @@ def candidates_by_loops(window, sizes):
     return sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
 
 
-def without_blanks(window):
-    """The same window; no span begins or ends at a token of spaces."""
+def allowed(window, sizes):
+    """The same window, -inf where no span begins or ends: at spaces and, with whole words, but at a word's first token,
+    which then has the highest start logit of the word, or its last one, likewise."""
+    first = window["context_begin"]
+    tokens = list(zip(window["offset_start"], window["offset_end"], strict=True))
+    blank = [not CONTEXT[start:end].strip() for start, end in tokens]
+    cuts = [[f"{CONTEXT} "[place - 1 : place + 1].isalpha() for place in places] for places in tokens]
     changed = {name: list(window[name]) for name in LOGITS}
-    for token, (start, end) in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
-        if not CONTEXT[start:end].strip():
-            for logits in changed.values():
-                logits[window["context_begin"] + token] = -math.inf
+    for token in range(len(tokens)):
+        word = [first + token]
+        if sizes.whole_words:
+            word += itertools.takewhile(lambda t: cuts[t - first][0], range(first + token + 1, first + len(tokens)))
+        changed["start_logits"][first + token] = max(window["start_logits"][t] for t in word)
+        word = [first + token]
+        if sizes.whole_words:
+            word += itertools.takewhile(lambda t: cuts[t - first][1], range(first + token - 1, first - 1, -1))
+        changed["end_logits"][first + token] = max(window["end_logits"][t] for t in word)
+    for token in range(len(tokens)):
+        for side, logits in enumerate(changed.values()):
+            if blank[token] or (sizes.whole_words and cuts[token][side]):
+                logits[first + token] = -math.inf
     return window | changed
 
 
 def answers_by_loops(windows, sizes, example):
-    spans, windows = [], [without_blanks(window) for window in windows if window["example"] == example]
+    spans, windows = [], [allowed(window, sizes) for window in windows if window["example"] == example]
     for window in windows:
         for score, start, end in candidates_by_loops(window, sizes):
             begin = window["offset_start"][start - window["context_begin"]]

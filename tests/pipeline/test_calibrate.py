@@ -8,6 +8,7 @@ import pytest
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.splits import clusters, halves
+from swep_ds.evaluation.bounds import are_whole_words
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, N_BEST, Calibrator, calibrated_scores, features
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer
@@ -54,6 +55,7 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     calibrator = Calibrator.model_validate(reading["calibrator"])
     assert results["calibrator"] == reading["calibrator"]
     recipe = Recipe.load(str(run / "recipe.yaml"))
+    assert reading["eval"]["whole_words"] == are_whole_words(load_examples(recipe)[0])
     assert calibrator.questions == len(halves(load_examples(recipe)[1]["held_out"])[0])
     selection, trained = results["selection"], results["train"]
     assert (selection["data_set"], selection["update"], selection["total"]) == ("held_out", 1, calibrator.questions)

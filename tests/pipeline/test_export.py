@@ -194,6 +194,19 @@ def test_a_saved_tokenizer_is_of_a_class_that_transformers_4_knows(tmp_path):
     assert again.all_special_tokens == tokenizer.all_special_tokens
 
 
+def test_a_model_card_says_which_transformers_computes_its_positions_and_what_its_code_may_cut():
+    _, text = card({"name": "mle"}, {})
+    assert "With only transformers:\n" in text
+    recipe = Recipe.model_validate(
+        {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
+    )
+    words = Recipe.make(recipe, eval={"whole_words": True})
+    said = ["inside a word" in model_card(each, Evaluated({}, {}), "") for each in (recipe, words)]
+    assert said == [False, True]
+    text = model_card(recipe, Evaluated({}, {}), '{"rope_parameters": {"rope_theta": 5}}')
+    assert "With only transformers 5 or later (version 4 computes other positions):\n" in text
+
+
 def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "local").mkdir(parents=True)  # which a hub id could be called

@@ -61,7 +61,7 @@ method: {name: swep, noise: learned, beta: 1.0, prior_variance: 0.1, mle_weight:
 data: {train: rajpurkar/squad, eval: {squad: rajpurkar/squad}, max_length: 384, max_query_length: 64, doc_stride: 128}
 train: {epochs: 2, micro_batch_size: 8, gradient_accumulation_steps: 1, optimizer: adamw, learning_rate: 3.0e-5,
   schedule: linear, warmup_fraction: 0, weight_decay: 0, adam_epsilon: 1.0e-8, max_grad_norm: 1}
-eval: {n_best: 20, max_answer_tokens: 30}
+eval: {n_best: 20, max_answer_tokens: 30, whole_words: false}
 ---
 task: generative
 model: {name: google-t5/t5-small}

@@ -17,6 +17,7 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import _peak, _run_stage, _say_training
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
 from tests.support import tiny_models, tiny_run
@@ -71,6 +72,7 @@ def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_
     said = []
     with process_group():
         _say_training(recipe, prepared, RunFolder(tmp_path), lambda line, **_: said.append(line))
+    assert not prepared.evaluation.spans.whole_words  # 1 of the 47 answers begins inside a word
     rows = np.concatenate([prepared.batches.windows(update) for update in range(prepared.batches.updates)])
     first, second = (len(part.dataset) for part in prepared.features.parts)
     for line, share, questions, windows, read in (
@@ -92,14 +94,16 @@ def test_answers_that_a_model_would_learn_and_never_give_are_told_before_trainin
     longest = job(folder, *settings).features.answer_tokens[0]
     assert longest > 30
     fix = f"which are never given: raise eval.max_answer_tokens, up to {longest} for the longest"
-    for limit, told in ((longest - 1, [f"{begin} {longest - 1} tokens, {fix}"]), (longest, [])):
-        recipe = Recipe.load(str(folder / "recipe.yaml"), [*settings, f"eval.max_answer_tokens={limit}"])
+    for limit, told, words in ((longest - 1, [f"{begin} {longest - 1} tokens, {fix}"], "null"), (longest, [], "false")):
+        changes = [f"eval.max_answer_tokens={limit}", f"eval.whole_words={words}"]
+        recipe = Recipe.load(str(folder / "recipe.yaml"), [*settings, *changes])
         say = mock.Mock()
         with process_group():
             prepared = prepare(recipe, str(tiny_run.ds_config(folder, 0)))
             _say_training(recipe, prepared, RunFolder(tmp_path), say)
         said = [call.args[0] for call in say.call_args_list]
         assert [line for line in said if "only answers" in line] == told
+        assert prepared.evaluation.spans.whole_words == (words == "null")
 
 
 def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):

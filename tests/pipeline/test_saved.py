@@ -36,7 +36,10 @@ def test_a_model_is_read_as_its_run_did(folder):
     assert (saved.windows.max_length, saved.windows.doc_stride, saved.windows.max_query_length) == (48, 16, 8)
     assert (saved.windows.task, saved.spans.max_answer_tokens) == ("generative", 9)
     assert (saved.qa.generation.num_beams, saved.qa.generation.max_new_tokens) == (2, 9)
+    assert not saved.spans.whole_words  # as runs decoded that did not know of them
+    (folder / READING).write_text(json.dumps(READ | {"eval": {"whole_words": True}}))
     saved = load_saved(str(folder), max_answer_tokens=40)
+    assert saved.spans.whole_words
     assert (saved.spans.max_answer_tokens, saved.qa.generation.max_new_tokens) == (40, 40)
     (folder / READING).write_text(json.dumps(READ | {"data": {"doc_strid": 3}}))
     said = f"{folder / READING}: data.doc_strid is not a field; did you mean 'data.doc_stride'?"
@@ -47,7 +50,9 @@ def test_a_model_computes_in_its_own_dtype_unless_the_cpu_emulates_it(folder, mo
     T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     for emulated, dtype in ((torch.bfloat16, torch.float32), (None, torch.bfloat16)):
         monkeypatch.setattr(accelerator, "emulates", lambda dtype, emulated=emulated: dtype == emulated)
-        assert {weight.dtype for weight in load_saved(str(folder)).qa.model.state_dict().values()} == {dtype}
+        saved = load_saved(str(folder))
+        assert {weight.dtype for weight in saved.qa.model.state_dict().values()} == {dtype}
+        assert saved.spans.whole_words  # a model of others
 
 
 def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog):
