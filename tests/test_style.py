@@ -41,7 +41,7 @@ def test_the_core_is_read_in_an_evening():
         count = sum(bool(line.strip()) for line in file.read_text(encoding="utf-8").splitlines())
         lines[room] = lines.get(room, 0) + count
     assert set(ROOMS) < lines.keys()
-    assert sum(lines.values()) <= 6950, "\n".join(f"{room}: {count} lines" for room, count in sorted(lines.items()))
+    assert sum(lines.values()) <= 7000, "\n".join(f"{room}: {count} lines" for room, count in sorted(lines.items()))
 
 
 def imported(source: str) -> set[str]:
