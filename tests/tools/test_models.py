@@ -16,7 +16,7 @@ from tools.models.trial import GENERATED, SPANS
 TEXT = PAGE.read_text(encoding="utf-8")
 WRITTEN = TEXT.partition(BEGIN)[2].partition(END)[0]
 NAME = re.compile(r"`([\w-]+)`")
-TELLING = ("bert", "roberta", "xlnet", "convbert", "splinter", "modernbert", "gpt2", "t5", "encoder-decoder", "lxmert")
+TELLING = ("bert", "convbert", "splinter", "gpt2", "t5", "lxmert")
 
 
 def page_rows() -> tuple[dict[str, dict[str, str]], dict[str, str]]:
