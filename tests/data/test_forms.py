@@ -3,7 +3,6 @@ simpletransformers, `datasets`, pandas and Excel write: pandas and `datasets` wr
 
 import csv
 import functools
-import gzip
 import json
 
 import datasets
@@ -111,12 +110,10 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
     [
         ({"answer": "it"}, ("it",), (20, 22)),
         ({"answers": "Annika"}, ("Annika",), (8, 14)),
-        ({"answers": ["Annika", "it"]}, ("Annika", "it"), (8, 14)),
         ({"answers": {"text": ["Annika", "it"]}}, ("Annika", "it"), (8, 14)),
         ({"answers": {"text": ["Ann", "it"], "answer_start": [37, 20]}}, ("Ann", "it"), (37, 40)),
         ({"answers": {"text": ["Annika"], "answer_start": [None]}}, ("Annika",), (8, 14)),
         ({"answer": "Ann", "answer_start": 37}, ("Ann",), (37, 40)),
-        ({"answers": ["Ann"], "answer_start": 37}, ("Ann",), (37, 40)),
         ({"answers": ["Ann", "Ann met"], "answer_start": [37, 0]}, ("Ann", "Ann met"), (37, 40)),
         # pandas makes numbers of a column of years, and floats of one with gaps
         ({"answer": 1852}, ("1852",), (26, 30)),
@@ -124,14 +121,11 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
         # a blank answer is none: as plain text it would be a gold answer that no model can give
         ({"answers": {"text": [None, "it", " "], "answer_start": [0, 20, 0]}}, ("it",), (20, 22)),
         ({"answer": "\u200b"}, (), None),
-        ({"answers": None}, (), None),
         ({"answers": {"text": [""], "answer_start": [-1]}}, (), None),
-        ({"answers": [{"text": None, "answer_start": None}]}, (), None),
         ({"answers": [], "answer": "it"}, ("it",), (20, 22)),
         ({"answers": ["it"], "answer": "Annika"}, ("it",), (20, 22)),
         ({"is_impossible": True}, (), None),
-        ({"is_impossible": 1}, (), None),  # a column of numbers, and one with gaps
-        ({"is_impossible": 1.0}, (), None),
+        ({"is_impossible": 1.0}, (), None),  # a column with gaps
         # as in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer
         ({"answers": {"text": [" met "], "answer_start": [3]}}, (" met ",), (4, 7)),
     ],
@@ -154,7 +148,6 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
     [
         ({"answer": "Ann", "answer_start": 36}, "is not at answer_start 36 of its context, which has ' An' there"),
         ({"answer": "Ann", "answer_start": "7.5"}, "answer_start is '7.5'; expected a whole number"),
-        ({"answer": "Ann", "answer_start": "7th"}, "answer_start is '7th'"),
         # counted from the end of the context, where Python's slices have the answer
         (
             {"answer": "Ann", "answer_start": "-40"},
@@ -164,7 +157,6 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
         ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
         ({"answer": "Ann", "is_impossible": True}, "is_impossible is true, but it has answers: correct"),
         ({"answer": "", "is_impossible": False}, "is_impossible is false, but it has no answers: correct"),
-        ({"answer": "", "is_impossible": 0.0}, "is_impossible is false, but it has no answers: correct"),
         ({"answer": ""}, "has no answer; give it, or set data.unanswerable to drop such questions or to train"),
     ],
 )
@@ -248,15 +240,6 @@ def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, enc
         text = f"sep={delimiter}\r\n" + frame.to_csv(sep=delimiter, header=header, index=False, lineterminator=line_end)
         [example] = read(save(text.encode(encoding)))  # the empty row is none
         assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
-
-
-def test_other_formats_are_refused_with_the_fix(save):
-    workbook = b"PK\x03\x04\x14\0\0\0\x08\0\xe9" + b"\0" * 500
-    latin = "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252")
-    for content in (workbook, latin, gzip.compress(latin)):
-        said = refused(save(content))
-        assert "is neither Parquet nor Arrow nor UTF-8 text ('utf-8' codec" in said
-        assert "a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive" in said
 
 
 @pytest.mark.parametrize(
