@@ -40,11 +40,7 @@ main(command)
 
 @pytest.mark.parametrize(
     ("redirection", "code"),
-    [
-        ("bad 2>&1 | head -c 1 > /dev/null; (exit ${PIPESTATUS[0]})", 2),
-        ("> /dev/full 2>&1", 0),
-        (">&- 2>&-", 0),
-    ],
+    [("bad 2>&1 | head -c 1 > /dev/null; (exit ${PIPESTATUS[0]})", 2), ("> /dev/full 2>&1", 0), (">&- 2>&-", 0)],
 )
 def test_output_that_cannot_be_written_ends_no_work(tmp_path, redirection, code):
     done = tmp_path / "done"

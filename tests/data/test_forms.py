@@ -149,10 +149,7 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
         ({"answer": "Ann", "answer_start": 36}, "is not at answer_start 36 of its context, which has ' An' there"),
         ({"answer": "Ann", "answer_start": "7.5"}, "answer_start is '7.5'; expected a whole number"),
         # counted from the end of the context, where Python's slices have the answer
-        (
-            {"answer": "Ann", "answer_start": "-40"},
-            "answer_start is '-40'; expected a whole number",
-        ),
+        ({"answer": "Ann", "answer_start": "-40"}, "answer_start is '-40'; expected a whole number"),
         ({"answers": {"text": ["Ann"], "answer_start": [-3]}}, "answer_start is -3; expected a whole number"),
         ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
         ({"answer": "Ann", "is_impossible": True}, "is_impossible is true, but it has answers: correct"),

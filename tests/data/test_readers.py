@@ -199,10 +199,7 @@ def test_tables_of_many_rows(save):
         ('{"data": []}', "holds no questions"),
         ('{\n  "data": [\n    {"paragraphs": ]\n}', "not JSON (Expecting value: line 3 column 20"),
         (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "line 3 is not JSON (Expecting ':'"),
-        (
-            json.dumps(squad(WHEN)) + "\n{}",
-            "line 1: has no column question, context, answers (found: [",
-        ),
+        (json.dumps(squad(WHEN)) + "\n{}", "line 1: has no column question, context, answers (found: ["),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
         (stream(table(WHEN))[:-8], "damaged data file (it is cut off)"),  # between batches: to Arrow's reader, its end
         (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),

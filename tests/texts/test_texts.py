@@ -58,10 +58,7 @@ def test_passages_overlap_and_cover_the_text(short):
     for name in ("abbey.txt", "college.md"):
         assert joined(passages_of(name)) == [Passage(name, 0, len(TEXTS[name]))]
     # the third touches the first
-    assert (joined([third, first]), joined([first, fourth])) == (
-        [Passage("abbey.txt", 0, third.end)],
-        [first, fourth],
-    )
+    assert (joined([third, first]), joined([first, fourth])) == ([Passage("abbey.txt", 0, third.end)], [first, fourth])
     assert passages_of("none.txt") == []
     assert joined([Passage("b", 5, 9), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6)]) == [
         Passage("a", 0, 4),
