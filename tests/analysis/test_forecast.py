@@ -29,9 +29,7 @@ from swep_ds.analysis.forecast import (
     unknown_share,
     words,
 )
-from swep_ds.analysis.forecast import (
-    line as probit_line,
-)
+from swep_ds.analysis.forecast import line as probit_line
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.evaluation.predictions import Marking

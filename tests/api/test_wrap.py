@@ -6,11 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import (
-    AutoModel,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-)
+from transformers import AutoModel, PegasusConfig, PegasusForConditionalGeneration
 
 import swep_ds as sd
 from tests.support import tiny_batches, tiny_models

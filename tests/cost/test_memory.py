@@ -140,7 +140,7 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     file = tmp_path / "measured.json"
     run_script(ROOT / "tests" / "support" / "engine_memory.py", str(file), ranks=world_size)
     measured = json.loads(file.read_text())
-    assert len(measured["engines"]) == 8 + world_size
+    assert len(measured["engines"]) == {1: 9, 2: 6}[world_size]
     for model, stage, offload, precision, held, reached, total, peak in measured["engines"]:
         case = f"{model}, ZeRO-{stage}, offload {offload}, {precision}, {world_size} rank(s)"
         assert total == pytest.approx(held, rel=0.05), case

@@ -10,7 +10,6 @@ import pytest
 
 from swep_ds.cost import preflight
 from swep_ds.data import readers
-from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from tests.support.bad_input import error_line, refused
@@ -122,22 +121,6 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
     assert re.search(rf"output_dir {output} +writable, shared\n", said)
     assert said.count("rank 0 (") == 1
     assert not output.parent.exists()
-
-
-def test_a_run_keeps_the_global_batch_that_it_began_with(place, tmp_path, capfd):
-    few = ["train.micro_batch_size=4", "train.gradient_accumulation_steps=1"]
-    recipe = Recipe.load(str(place / "recipe.yaml"), few)
-    recipe = Recipe.make(recipe, pretrain={"train": recipe.data.train, "micro_batch_size": 4})
-    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
-    with process_group():
-        said = refused(preflight.preflight, recipe, str(tmp_path / "ds.json"), tmp_path / "run")
-        assert re.search(r"stage \(pretrain\): .*train_batch_size = 8, but .* gives 4", said)
-        for folder in (tmp_path / "run", tmp_path / "run" / "pretrain"):
-            folder.mkdir(exist_ok=True)
-            RunFolder(folder).write_batch(GlobalBatch(8, 4, 1))  # on two ranks
-        (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
-        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
-    assert capfd.readouterr().out.endswith("all ranks see the same\n")
 
 
 @pytest.mark.slow

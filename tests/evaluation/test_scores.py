@@ -137,11 +137,7 @@ def test_squad_v2(accepted, data):
 def test_where_every_question_has_an_answer_the_rules_of_v1_hold():
     scorer = Scorer()
     # an empty prediction is right where the answer normalises to nothing; others do not count
-    assert scorer.score({"1": "", "3": "x"}, {"1": ["the"], "2": ["x"]}) == {
-        "exact_match": 50.0,
-        "f1": 0.0,
-        "total": 2,
-    }
+    assert scorer.score({"1": "", "3": "x"}, {"1": ["the"], "2": ["x"]}) == {"exact_match": 50.0, "f1": 0.0, "total": 2}
     assert scorer.score({}, {"1": ["the"]}) == {"exact_match": 0.0, "f1": 0.0, "total": 1}
     assert scorer.score({"1": "", "2": "x"}, {"1": ["the"], "2": []})["f1"] == 50.0
     assert (scorer.name({"1": ["a"]}), scorer.name({"1": []})) == ("SQuAD v1.1", "SQuAD v2.0")

@@ -147,13 +147,12 @@ def measure_casts(stage: int) -> list[int]:
 if __name__ == "__main__":
     gc.freeze()  # objects of the imports hold no tensor that is measured
     with ranks.process_group():
-        cases = [("bert", 0, False, "fp32"), *(("bert", stage, False, "bf16") for stage in (1, 2, 3))]
-        cases += [("bert", 2, False, "fp32"), ("t5", 2, False, "autocast"), ("t5", 3, False, "autocast", True)]
-        cases += [("bert", 1, False, "fp32", True)]
+        cases = [("bert", stage, False, "bf16") for stage in (1, 2, 3)] + [("t5", 3, False, "autocast", True)]
         if ranks.world_size() > 1:
             cases += [("bert", 2, True, "bf16"), ("bert", 3, True, "bf16")]  # one rank's are the same, and no peak
-        else:
-            cases.append(("bert", 0, False, "autocast"))  # several ranks' is the same
+        else:  # several ranks' are the same
+            cases += [("bert", 0, False, "fp32"), ("bert", 0, False, "autocast"), ("bert", 2, False, "fp32")]
+            cases += [("t5", 2, False, "autocast"), ("bert", 1, False, "fp32", True)]
         casts = [measure_casts(2)]  # first: ZeRO-3 replaces torch.nn.functional.linear for good
         measured = {"engines": [measure(*case) for case in cases], "casts": [*casts, measure_casts(3)]}
         if ranks.is_main():

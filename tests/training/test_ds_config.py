@@ -138,11 +138,7 @@ def zero(**fields) -> dict:
         ("{", {}, "not JSON"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
         # what DeepSpeed would ignore or read otherwise
-        (
-            zero(cpu_offload=True),
-            {},
-            'cpu_offload: write "offload_optimizer": {"device": "cpu"} instead',
-        ),
+        (zero(cpu_offload=True), {}, 'cpu_offload: write "offload_optimizer": {"device": "cpu"} instead'),
         ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here; did you "),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),

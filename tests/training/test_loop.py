@@ -202,10 +202,7 @@ def instruments(monkeypatch):
     engine.read = lambda: {"grad_norm": 3.0, "noise_grad_norm": math.inf}
     engine.has_finite_weights = lambda: True
     tracker = SimpleNamespace(lines=[], remarks=[], health=[])
-    tracker.log = lambda state, means, remark: (
-        tracker.lines.append(means),
-        tracker.remarks.append(remark),
-    )
+    tracker.log = lambda state, means, remark: (tracker.lines.append(means), tracker.remarks.append(remark))
     tracker.log_health = lambda update, line: tracker.health.append(line)
     made = Instruments(engine, SimpleNamespace(updates=9), TrainSection(), tracker, TrainState())
     made.engine, made.tracker, made.others = engine, tracker, [{}, {}, {}]
