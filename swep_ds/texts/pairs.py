@@ -53,7 +53,7 @@ class Document:
         self.text = text
         passages = list(cut(text))
         self.bounds = np.array([(begin, end) for begin, end, *_ in passages]).reshape(-1, 2)
-        self.terms = [{*of_passage, *pieces} for _, _, of_passage, pieces in passages]
+        self.terms = [{*of_passage.split(), *pieces.split()} for _, _, of_passage, pieces in passages]
         self.counts = Counter(term for terms in self.terms for term in terms)
 
     @cached_property

@@ -3,6 +3,7 @@ simpletransformers, `datasets`, pandas and Excel write: pandas and `datasets` wr
 
 import csv
 import functools
+import gzip
 import json
 
 import datasets
