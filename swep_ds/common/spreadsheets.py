@@ -16,7 +16,7 @@ from swep_ds.common.number_formats import shown
 
 SUFFIXES = (".xlsx", ".ods")
 ERRORS = ("#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")  # what a formula may show
-# the row's number in the sheet, whether it is hidden, its cells and, by place of a merged one, the last row that it is in
+# the row's number in the sheet, whether it is hidden, its cells and, by place of each merged one, its last row
 Rows = Iterator[tuple[int, bool, list[str], dict[int, int]]]
 Say = Callable[[str], None]
 

@@ -59,12 +59,10 @@ def held_out_by(run: str) -> np.ndarray:
 
 
 def apart(tests: dict[str, list[Example]], model: str) -> tuple[dict[str, list[Example]], dict[str, list[Example]]]:
-    """The questions of each test set that the model in this folder was not trained on, and those that it was."""
+    """The questions of each test set that this model was not trained on, and those that it was."""
     trained = read_asked(resolve_model(model), "trained")
-    new: dict[str, list[Example]] = {}
-    known: dict[str, list[Example]] = {}
+    sides: tuple[dict[str, list[Example]], dict[str, list[Example]]] = ({}, {})
     for name, examples in tests.items():
-        is_known_Q = np.isin(numbers(examples), trained)
-        for example, is_known in zip(examples, is_known_Q.tolist(), strict=True):
-            (known if is_known else new).setdefault(name, []).append(example)
-    return new, known
+        for example, is_known in zip(examples, np.isin(numbers(examples), trained), strict=True):
+            sides[int(is_known)].setdefault(name, []).append(example)
+    return sides

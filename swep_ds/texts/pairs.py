@@ -131,17 +131,17 @@ class PairLocator:
                 begin, end = max(places, key=lambda place: likeness_P[document.holding(*place)].max())
                 passages = document.holding(begin, end)
                 first, last = document.begins[passages][0], document.ends[passages][-1]
-                others = [(other, None) for other in answers if other != answer]
-                placed = [(document.text[begin:end], begin - first), *others]
+                texts = [document.text[begin:end], *(other for other in answers if other != answer)]
+                placed = {"text": texts, "answer_start": [begin - first] + [None] * (len(texts) - 1)}
                 remark = "" if whole else INSIDE
                 if len(places) > 1:
                     remark = SEVERAL
-                return Located(name, document.text[first:last], placed, remark)
+                return Located({"title": name, "context": document.text[first:last], "answers": placed}, remark)
         nearest = document.likeness([*asked, *(word for answer in answers for word in words(answer))]).argmax()
         passage = document.text[document.begins[nearest] : document.ends[nearest]]
         if answers:
             raise LeftOut(NOWHERE, passage)
-        return Located(name, passage, [], "")
+        return Located({"title": name, "context": passage})
 
     @cached_property
     def _names(self) -> dict[str, set[str]]:

@@ -79,7 +79,7 @@ def test_a_document_has_one_meaning_or_is_asked_back(folder, tmp_path):
         "document 'same': may be a/same.txt, b/same.txt: give its path in the folder"
     )
     same = PairLocator(FolderTexts(tmp_path, "docs"))
-    assert [same(name, "Who?", []).document for name in ("b/same", "B\\same.TXT")] == ["b/same.txt"] * 2
+    assert [same(name, "Who?", []).fields["title"] for name in ("b/same", "B\\same.TXT")] == ["b/same.txt"] * 2
     said = refused(read_examples, str(folder / "pairs.csv"), training=True)
     assert "pairs.csv: row 2: has a document in place of a context: name the folder of documents in data.texts" in said
 
