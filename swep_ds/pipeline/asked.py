@@ -5,12 +5,11 @@ A question is known by its words and those of its first answer, so that it is re
 
 from collections.abc import Iterable
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from swep_ds.common.errors import InputError, reason
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import user_path
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
@@ -40,11 +39,8 @@ def read_asked(folder: str | Path, kind: str) -> np.ndarray:
     file = Path(folder) / ASKED
     if not file.is_file():
         return np.array([], np.uint64)
-    try:
-        with np.load(file) as asked:
-            return asked[kind]
-    except (BadZipFile, KeyError, OSError, ValueError) as error:
-        raise InputError(f"{file}: damaged ({reason(error)}): export the model again, or remove the file") from None
+    with as_input_error(f"{file}: damaged", "export the model again, or remove the file"), np.load(file) as asked:
+        return asked[kind]
 
 
 def held_out_by(run: str) -> np.ndarray:

@@ -29,11 +29,10 @@ def with_negatives(
         others = []
         for passage in index.best(example.question, SEARCHED + count):
             text = texts[passage.name][passage.begin : passage.end]
+            id_ = f"{example.id}-negative{len(others) + 1}"
             holds_answer = any(answer in folded(text) for answer in answers)
             is_of_context = text in example.context or example.context in text
             if not (holds_answer or is_of_context or passage.name in without):
-                others.append((passage.name, text))
-        for number, (name, text) in enumerate(others[:count], 1):
-            id_ = f"{example.id}-negative{number}"
-            every.append(replace(example, id=id_, context=text, answers=(), span=None, article=name))
+                others.append(replace(example, id=id_, context=text, answers=(), span=None, article=passage.name))
+        every += others[:count]
     return every
