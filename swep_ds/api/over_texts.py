@@ -84,7 +84,7 @@ def evaluate_over_texts(
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             write_atomically(output_dir / "answers" / f"{name}{ending}.jsonl", lines)
     write_remarks(output_dir, remarks, say)
-    write_results(output_dir, {"model": model, "texts": texts.what, **scores, "versions": versions()})
+    write_results(output_dir, {"model": model, "texts": str(texts.folder), **scores, "versions": versions()})
     say(f"answers in {output_dir / 'answers'}, results in {output_dir}")
 
 

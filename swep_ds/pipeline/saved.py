@@ -21,6 +21,7 @@ from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_remarks, write_results
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models import hub
 from swep_ds.models.extractive import ExtractiveQA
@@ -194,11 +195,15 @@ def evaluate_saved(
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
     named = tests | {f"{name}{TRAINED_ON}": examples for name, examples in known.items()}
-    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, scoring.scorer_of))
+
+    def rules_of(name: str) -> Scorer:
+        return scoring.scorer_of(name.removesuffix(TRAINED_ON))
+
+    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, rules_of))
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
-    scorers = {test.name: test.rules for test in test_sets}
+    scorers = {test.name: test.rules for test in test_sets if test.name in tests}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     every_score = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     scores = {name: every_score.pop(name) for name in tests}

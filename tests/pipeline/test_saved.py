@@ -10,9 +10,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from transformers import BertForQuestionAnswering, T5ForConditionalGeneration
 
 from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.data.example import Example
+from swep_ds.evaluation.evaluate import Evaluation
+from swep_ds.pipeline.asked import numbers, write_asked
 from swep_ds.pipeline.folder import READING
-from swep_ds.pipeline.saved import WINDOWS, _reading_file, load_saved
+from swep_ds.pipeline.saved import WINDOWS, _reading_file, evaluate_saved, load_saved
 from swep_ds.ranks import accelerator
+from swep_ds.ranks.group import process_group
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 
@@ -44,6 +48,23 @@ def test_a_model_is_read_as_its_run_did(folder):
     (folder / READING).write_text(json.dumps(READ | {"data": {"doc_strid": 3}}))
     said = f"{folder / READING}: data.doc_strid is not a field; did you mean 'data.doc_stride'?"
     assert refused(load_saved, str(folder)) == said
+
+
+def test_questions_that_the_model_was_trained_on_are_scored_apart_by_the_same_rules(folder, tmp_path, monkeypatch):
+    (folder / READING).write_text(json.dumps(READ | {"eval": {"scorer": {"a": "cmrc"}}}))
+    examples = [Example(str(n), f"who built mill {n}?", "vera lind built it.", ("vera",), None, "") for n in range(3)]
+    monkeypatch.setattr("swep_ds.pipeline.saved.read_data_sets", lambda *_: {"a": examples})
+    monkeypatch.setattr("swep_ds.evaluation.evaluate.CACHE", tmp_path / "cache")
+    write_asked(folder, {"trained": numbers(examples[:1])})
+    prepared = []
+    prepare = Evaluation.prepare
+    monkeypatch.setattr(Evaluation, "prepare", lambda *given: prepared.extend(prepare(*given)) or prepared)
+    with process_group():
+        evaluate_saved(str(folder), ["a=a"], tmp_path / "scores", max_length=None, doc_stride=None, batch_size=4)
+    assert [(test.name, test.rules) for test in prepared] == [("a", "CMRC 2018"), ("a_trained_on", "CMRC 2018")]
+    results = json.loads((tmp_path / "scores/results.json").read_text())
+    assert (results["eval"]["a"]["total"], results["trained_on"]["a_trained_on"]["total"]) == (2, 1)
+    assert list(results["scorers"]) == ["a"]
 
 
 def test_a_model_computes_in_its_own_dtype_unless_the_cpu_emulates_it(folder, monkeypatch):

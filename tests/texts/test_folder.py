@@ -87,6 +87,7 @@ def test_what_cannot_be_read_is_named_once_and_the_rest_is_read(folder, monkeypa
     caplog.clear()
     assert len(texts.states()) == 4
     assert caplog.messages == []
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 4  # none of a reader that ended: others may try again
     (folder / "latin.txt").write_text("cafe")
     assert len(texts.states(texts.states())) == 5
     assert refused(texts.document, "b.html").startswith(f"{folder}/b.html: ends the process that reads it")

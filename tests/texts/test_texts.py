@@ -216,6 +216,8 @@ def test_a_score_over_all_texts_tells_search_from_reading(model, tmp_path, monke
     ]
     assert [answer["exact_match"] for answer in answers] == exact
     assert exact[0]
+    places = [(answer["name"], answer["page"], answer["heading"], answer["start"]) for answer in answers]
+    assert places == [(reply.name, reply.page, reply.heading, reply.start) for reply in expected]
     assert score["exact_match"] == [100 * sum(exact) / 5]
     assert score["declined"] == [100 * sum(not reply.text for reply in expected) / 5]
     assert score["passage_found"] == [75.0]
