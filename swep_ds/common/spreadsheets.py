@@ -56,9 +56,10 @@ def sheet_rows(
     for number, is_hidden, cells, last_rows in read(content, sheet, say):
         if not any(cells):
             continue
-        merged |= {place: (last, cells[place]) for place, last in last_rows.items()}
-        texts = dict(enumerate(cells)) | {place: text for place, (last, text) in merged.items() if number <= last}
-        rows.append((number, [texts.get(place, "") for place in range(max(texts) + 1)]))
+        texts = defaultdict(str, enumerate(cells))
+        merged |= {place: (last, texts[place]) for place, last in last_rows.items()}
+        texts |= {place: text for place, (last, text) in merged.items() if number <= last}
+        rows.append((number, [texts[place] for place in range(max(texts) + 1)]))
         hidden += is_hidden
     first = next((place for place, (_, cells) in enumerate(rows) if is_header(cells)), 0)
     if hidden:

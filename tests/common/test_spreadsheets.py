@@ -53,6 +53,7 @@ def test_a_workbook_of_excel():
     table["A3"].number_format = "0.0%"
     table["A4"] = True
     table.merge_cells("B3:C4")
+    table.merge_cells("F3:G4")  # which is empty, and of which the file has no cell
     table.row_dimensions[4].hidden = True
     table["XFD99999"].number_format = "0"  # 1.6 billion cells, if all in between were made
     rows = [(3, {"a": "12.5%", "b": "x\r\ny"}), (4, {"a": "TRUE", "b": "x\r\ny"})]
