@@ -62,7 +62,7 @@ class Searched:
     def folded(self) -> tuple[str, np.ndarray]:
         """The folded text, and the place in `text` of each of its characters."""
         pieces = list(map(_folded, self.text))
-        return "".join(pieces), np.repeat(np.arange(len(pieces)), list(map(len, pieces)))
+        return "".join(pieces), np.repeat(np.arange(len(pieces), dtype=np.int32), list(map(len, pieces)))
 
     def places(self, answer: str) -> tuple[list[tuple[int, int]], bool]:
         """Where it is [begin, end), and whether it is whole words there: letter by letter, or else folded; or else
