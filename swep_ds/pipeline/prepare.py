@@ -321,7 +321,7 @@ def check_alike(setup: dict[str, Any]) -> None:
         if differing := differences(first, other, most=5):
             raise InputError(
                 f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
-                f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
+                f"{ranks.host(0)}): {differing}: give all nodes the same versions, recipe, data and ds_config"
             )
 
 
