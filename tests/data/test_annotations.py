@@ -25,8 +25,8 @@ OLD = {"text": ["1902"], "answer_start": [CONTEXT.index("1902")]}
 DECLINING = Choices(unanswerable="train")
 
 
-def read(file: str, choices: Choices = DECLINING, **wanted):
-    return read_examples(file, training=True, choices=choices, **wanted)
+def read(file: str):
+    return read_examples(file, training=True, choices=DECLINING)
 
 
 def rows(*items: dict, labels: bool = True):
