@@ -1,12 +1,16 @@
-"""What a model card says, and that its code asks the model as the package does. Exported weights: test_stages.py."""
+"""The exported model loads with transformers alone, computes what the engine computed, and says what it is."""
 
 import copy
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from swep_ds.api.answerer import QuestionAnswerer
@@ -18,7 +22,91 @@ from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import ReadingSettings, load_saved
 from tests.support import tiny
-from tests.support.tiny_run import prepare
+from tests.support.fork_server import HANGS, run_script
+from tests.support.tiny_run import ds_config, prepare
+
+# Makes runs and keeps the engine's logits right before the export.
+TRAIN = """
+import runpy
+import torch
+import swep_ds.pipeline.run
+from swep_ds import ranks
+from swep_ds.data.batches import Batch
+
+export = swep_ds.pipeline.run.export_model
+
+def keep_logits(engine, tokenizer, folder, *rest):
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    with torch.no_grad():
+        logits = engine(Batch(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"]))
+    if ranks.is_main():
+        torch.save({"inputs": dict(inputs), "logits": [part.float() for part in logits]}, f"{folder.parent}.logits")
+    export(engine, tokenizer, folder, *rest)
+
+swep_ds.pipeline.run.export_model = keep_logits
+runpy.run_module("tests.support.several_runs", run_name="__main__")
+"""
+
+LOAD = """
+import sys
+sys.modules["swep_ds"] = None  # importing it raises
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+for run in sys.argv[1:]:
+    model, info = AutoModelForQuestionAnswering.from_pretrained(f"{run}/model", output_loading_info=True)
+    assert not any(info.values()), info
+    kept = torch.load(f"{run}.logits")
+    tokenizer = AutoTokenizer.from_pretrained(f"{run}/model")
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    assert all(torch.equal(inputs[key], kept["inputs"][key]) for key in kept["inputs"])
+    with torch.no_grad():
+        output = model.eval()(**inputs)
+    torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
+"""
+FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
+# ZeRO-3 last: DeepSpeed leaves a `linear` that rounds differently
+RUNS = {"zero2-bf16": (2, "bf16", 2**30), "zero3-files": (3, "fp32", FILE_BYTES)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    recipe, listed = str(prepare(folder)), []
+    for name, (stage, precision, file_bytes) in RUNS.items():
+        run = {"recipe": recipe, "set": ["train.max_updates=2", f"train.precision={precision}"]}
+        run |= {"ds_config": str(ds_config(folder, stage)), "output_dir": str(folder / name)}
+        listed.append(run | {"file_bytes": file_bytes})
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "train.py").write_text(TRAIN)
+    run_script(folder / "train.py", str(folder / "runs.json"), ranks=2)
+    arguments = [str(folder / name) for name in RUNS]
+    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], cwd=folder, check=True, timeout=HANGS)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_the_exported_model_computes_the_engines_logits_and_is_only_safetensors(runs, name):
+    kept, loaded = torch.load(runs / f"{name}.logits")["logits"], torch.load(runs / f"{name}.loaded")
+    for left, right in zip(kept, loaded, strict=True):
+        assert left.std() > 0.01
+        torch.testing.assert_close(right, left, rtol=0, atol=1e-6)
+    model = runs / name / "model"
+    assert not [file for file in model.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
+    # as readable as the other files, and with the backbone's weights only
+    modes = {file.stat().st_mode for file in [*model.iterdir(), *(runs / name).glob("*.safetensors")]}
+    assert modes == {(runs / name / "recipe.yaml").stat().st_mode}
+    written = [load_file(file) for file in sorted(model.glob("*.safetensors"))]
+    before = load_file(runs / "model" / "model.safetensors")
+    assert sorted(weight for content in written for weight in content) == sorted(before)
+    [trained] = [content["qa_outputs.weight"] for content in written if "qa_outputs.weight" in content]
+    assert not torch.equal(before["qa_outputs.weight"], trained.float())
+    assert not list((runs / name).glob(".model*"))
+    scores = json.loads((runs / name / "results.json").read_text())["eval"]["test"]
+    assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in (model / "README.md").read_text()
+
 
 # The model card
 
