@@ -145,7 +145,11 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
     assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
     assert "from the prior was 20 nats per window (sigma varies by +- 1.8 %, mu by +- 2.1 % of the prior's" in shown
-    assert "which favours what the model believes already over the gold answer." in shown
+    assert (
+        "Learned noise lowers the nll of the gold answer by 0.020 nats and lowers the nll of the model's own guess by "
+        "0.050 nats, which favours what the model believes already over the gold answer. Shuffled, it changes the nll "
+        "of the model's own guess by -0.030 ± 0.008 nats."
+    ) in shown
 
     for changes, said in (
         ((-0.05, 0.0, 0.0), "lowers the nll of the gold answer by 0.050 nats, which favours the gold answer over"),

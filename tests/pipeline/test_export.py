@@ -108,6 +108,19 @@ def test_the_exported_model_computes_the_engines_logits_and_is_only_safetensors(
     assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in (model / "README.md").read_text()
 
 
+@pytest.mark.slow
+def test_a_large_model_is_written_in_several_files(runs):
+    folder = runs / "zero3-files" / "model"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 4
+    for number, file in enumerate(files, 1):
+        assert file.name == f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        content = load_file(file)
+        assert len(content) == 1 or sum(value.nbytes for value in content.values()) <= FILE_BYTES
+        assert all(index["weight_map"][name] == file.name for name in content)
+
+
 # The model card
 
 SCORES = {
