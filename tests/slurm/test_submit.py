@@ -52,6 +52,16 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
     assert printed.startswith(f"SWEP_DS_ROOT={ROOT} SWEP_DS_PYTHON={sys.executable} SWEP_DS_MAX_RESTARTS=20 ")
 
 
+def test_without_gpus_none_are_asked_for(submit, tmp_path):
+    options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
+    printed = submit("train", *options, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
+    words = command(printed)
+    assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
+    assert words[7] == f"--output={tmp_path}/new/run.slurm-%j.log"
+    assert "SWEP_DS_MAX_RESTARTS=0 " in printed
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     folder = tmp_path / "runs"
     variants = {name: {"method.name": name} for name in ("mle", "swep", "neftune", "r_drop")}

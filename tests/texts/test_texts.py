@@ -309,10 +309,14 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
         (reply.name, reply.start, reply.end) for reply in replies
     ]
     assert (nothing["answer"], nothing["name"], nothing["confidence"]) == ("", None, 0.0)
+    missing = tmp_path / "missing"
+    assert refused(answer, "--texts", str(missing)) == f"--texts {missing}: no such folder"
     (tmp_path / "bare").mkdir()
     assert "holds no text that can be read: put .txt, .md" in refused(answer, "--texts", str(tmp_path / "bare"))
     asks = QuestionAnswerer(model)
     assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
+    assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
+    assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "tantivy", None)
     assert refused(asks.over, TEXTS) == "asking many texts needs tantivy: pip install '.[texts]' in a checkout"
 
@@ -351,7 +355,14 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch,
         assert reply.status_code == 200
         found = reply.json()
         assert TEXTS[found["text"]][found["start"] : found["end"]] == found["answer"] != ""
-        for content in ({"question": " "}, {"question": "a" * 1001}, {"question": "a", "k": 1}):
+        for content in (
+            {},
+            {"question": " "},
+            {"question": None},
+            {"question": "a" * 1001},
+            {"question": "a", "k": 1},
+            [],
+        ):
             assert client.post("/answer", json=content).status_code == 422
         assert client.post("/answer", content=b"{").status_code == 422
         (tmp_path / found["text"]).write_text(f"A new line. {TEXTS[found['text']]}")
