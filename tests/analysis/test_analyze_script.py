@@ -81,6 +81,14 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     assert "no question of its source domain has an answer" in refused(chosen_windows, folder, None, None, 3)
 
 
+def test_frequency(run, tmp_path, analyze):
+    said = analyze("frequency", run, "--windows", "5", "--output", tmp_path)
+    text = (tmp_path / "frequency.md").read_text()
+    assert said == f"{text.rstrip()}\nwritten to {tmp_path}\n"
+    assert text.startswith("# By word frequency: swep, ")
+    assert json.loads((tmp_path / "frequency.json").read_text())["windows"] == 5
+
+
 def test_bad_input(run, tmp_path, analyze):
     (tmp_path / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     for words, said in (

@@ -1,5 +1,7 @@
 """Points above the line of in-domain F1: fitted, published, drawn."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -8,6 +10,7 @@ from swep_ds.analysis import figures, table
 from swep_ds.analysis.robustness import ABOVE, add_points, fitted, in_domain_f1, published
 from swep_ds.analysis.runs import find_runs
 from tests.support import fake_runs
+from tests.support.bad_input import refused
 
 
 def scores(**f1: float) -> dict:
@@ -55,6 +58,13 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
     points = [add_points(run, line)[name][ABOVE] for run in runs for name in ("nyt", "new_york_times")]
     assert points == pytest.approx([0.0] * 18, abs=1e-9)
     assert line.of("New-York-Times") is None  # either could be meant
+
+
+def test_a_bad_line_is_one_line(tmp_path):
+    assert refused(published, "nope").startswith("--line nope: no such line; known are squadshifts")
+    file = tmp_path / "line.yaml"
+    file.write_text("source: s\nin_domain: squad\nfitted_over: [1, 2]\nshifted: {nyt: {slope: steep}}")
+    assert re.search(r"line\.yaml: .*slope.*shifted\.nyt\.intercept is required", refused(published, str(file)))
 
 
 def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkeypatch):

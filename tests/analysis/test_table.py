@@ -170,6 +170,14 @@ def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     assert lines(cells, "aurc", method="new").loc["out-of-domain mean", ["mean", "std"]].tolist() == [20.0, 0.0]
 
 
+def test_the_base_row_is_the_one_that_is_named():
+    rows = ["Beta 1e4", "beta 1e-4", "mle", "MLE"]
+    for against, row in (("beta 1e-4", "beta 1e-4"), ("beta 1E4", "Beta 1e4"), ("mle", "mle"), (None, "MLE")):
+        assert table.base_row(rows, against) == row
+    assert table.base_row(["mle"], None) == "mle"
+    assert table.base_row(["SWEP"], None) is None
+
+
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
     known = {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32}
     mean = {"out-of-domain mean": pytest.approx((82.93 + 54.32) / 2)}
@@ -184,6 +192,22 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
         assert papers.dropna().to_dict() == expected
         assert lines(result.cells, method="R-Drop")["paper"].isna().all()
         assert any("in round brackets; a dash: it has none." in note for note in result.notes)
+
+
+def test_titles_and_rows_name_no_local_path(tmp_path):
+    variants = {"MLE": {}, "Other": {"data.train": f"{tmp_path}/other.json"}}
+    runs = [tmp_path / name / "runs" for name in ("a", "b")]
+    for folder in runs:
+        folder.parent.mkdir()
+        fields = {"set": {"model.name": f"/models/{folder.parent.name}/minilm"}, "across": {"share": {"5 %": {}}}}
+        fake_runs.sweep(folder.parent, {"squad": 10}, 3, variants=variants, **fields)
+    cells = table.make(find_runs(runs)).cells
+    assert cells["block"].unique().tolist() == ["a/minilm, share 5 %", "b/minilm, share 5 %"]
+    assert cells["model"].unique().tolist() == ["a/minilm", "b/minilm"]
+    (runs[0] / "sweep.json").unlink()
+    cells = table.make(find_runs(runs[:1])).cells
+    assert cells["method"].unique().tolist() == ["mle", "mle, train other.json"]
+    assert cells["block"].unique().tolist() == ["minilm"]
 
 
 def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers(tmp_path):

@@ -102,6 +102,14 @@ def test_a_checkpoint_of_a_plain_trainer_resumes_a_method_that_learns_nothing(tm
     assert f"{checkpoint}: is a plain Trainer's: its optimizer is for the model alone" in said
 
 
+def test_windows_that_transformers_would_train_towards_position_0_are_counted(tmp_path):
+    run = trainer(tmp_path, "mle")
+    for row in run.train_dataset[::3]:
+        row["start_positions"] = row["end_positions"] = -100
+    run.train()
+    assert [line["left_out"] for line in run.state.log_history if "loss" in line] == pytest.approx([1 / 3] * UPDATES)
+
+
 def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
     run = trainer(tmp_path, "swep", save_strategy="steps", save_steps=UPDATES, label_smoothing_factor=0.2)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}

@@ -107,6 +107,25 @@ def test_a_step_that_fails_loses_nothing_and_is_run_again(tmp_path):
     assert (out / "archive.tar.xz").is_file()
 
 
+def test_some_steps_alone_and_a_limit_of_a_call_after_which_the_next_one_goes_on(tmp_path):
+    body = "step a 60 true\nstep b 60 true\nskip c 'no reason'"
+    assert steps(tmp_path, body, "b", "c")[:2] == (0, {"b": "done", "c": "skipped: no reason"})
+    assert steps(tmp_path, body, "d")[:2] == (1, {"d": "FAILED: there is no such step"})
+    body = "step quick 60 true\nSECONDS=${PASSED:-0}\nstep long 60 true\nstep short 1 true"
+    code, states, out = steps(tmp_path, body, CALL_SECONDS="1000", PASSED="900")
+    assert (code, states) == (75, {"quick": "done", "long": "waits for the next start", "short": "done"})
+    assert not (out / "long.log").exists()
+    assert steps(tmp_path, body)[:2] == (0, dict.fromkeys(["quick", "long", "short"], "done"))
+    for left, most, ran, starts in (
+        (600, 1200, True, True),
+        (599, 1200, True, False),
+        (1, 1200, False, True),  # else a start shorter than half of the limit would never run it
+        (0, 1200, False, False),
+    ):
+        script = f". {SCRIPTS}/steps.sh; ran={'1' if ran else ''}; enough {left} {most}"
+        assert (run(["bash", "-c", script]).returncode == 0) == starts
+
+
 def test_a_signal_ends_the_step_and_keeps_the_figures(tmp_path):
     script = write_script(tmp_path, "step slow 60 sleep 60\nstep next 60 true")
     process, out = subprocess.Popen(["bash", script], env=ENV), tmp_path / "out" / "rehearsal"
@@ -117,6 +136,17 @@ def test_a_signal_ends_the_step_and_keeps_the_figures(tmp_path):
     assert (out / "archive.tar.xz").is_file()
     assert not (out / "slow.done").exists()
     assert "stopped: resumes at the next start" in (out / "steps.txt").read_text()
+
+
+def test_a_missing_gpu_or_data_set_is_named_before_the_first_step(tmp_path):
+    with stand_in(tmp_path, lambda words: (1, "")) as python:
+        ended = run([SCRIPTS / "kernels.sh", tmp_path / "out"], REHEARSE="", PYTHON=str(python))
+    assert ended.returncode == 2
+    assert "PyTorch sees no GPU: REHEARSE=1 tries the steps on the CPU" in ended.stderr
+    ended = run([SCRIPTS / "training.sh", tmp_path, tmp_path, tmp_path / "out"])
+    assert ended.returncode == 2
+    assert f"DATA {tmp_path}: has no " in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def make_inputs(folder: Path) -> tuple[Path, Path]:

@@ -21,6 +21,7 @@ from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import read_sweep
 from swep_ds.training.ds_config import complete_ds_config
 from tests.support.bad_input import refused
+from tests.support.fork_server import ROOT
 from tests.support.sweep_files import finish, write
 from tests.support.tiny_run import prepare
 
@@ -151,6 +152,18 @@ def test_evaluation_is_planned_where_answers_are_generated(capsys, tmp_path):
     assert "evaluation:" not in printed(capsys, tmp_path, LARGE, "data.eval={}")
 
 
+def test_a_head_of_its_own_is_counted(capsys, tmp_path):
+    prepare(tmp_path, architecture="t5-v1.1")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    counts = []
+    for tied in (True, False):  # what transformers writes, and what is published
+        file.write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+        text = printed(capsys, tmp_path, LARGE)
+        counts.append(int(re.search(r"parameters: ([\d,]+) of the model", text)[1].replace(",", "")))
+    assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
+
+
 def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder):
     first = {"pretrain.train": str(folder / "train.json"), "pretrain.max_updates": 3, "pretrain.micro_batch_size": 4}
     variants = {"MLE": {"method.name": "mle"}, "SWEP": {}, "two stages": {"method.name": "mle", **first}}
@@ -211,6 +224,20 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
     ):
         assert part in text
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
+
+
+def test_every_model_of_large_models_md_has_a_recipe_and_a_ds_config_that_go_together():
+    text = (ROOT / "docs" / "large_models.md").read_text()
+    rows = [
+        [re.findall("`(.*?)`", cell) for cell in row.split("|")[1:-1]] for row in text.splitlines() if "| `zero" in row
+    ]
+    assert sum(len(names) for *_, names in rows) >= 13
+    for [ds_config], [name], models in rows:
+        for model in models:
+            recipe = Recipe.load(name, [f"model.name={model}"])
+            assert (recipe.task == "generative") == ("t5" in model)
+            config = complete_ds_config(ds_config, recipe.train, **SIZES)
+            assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

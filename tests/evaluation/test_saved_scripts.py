@@ -1,6 +1,7 @@
 """`swep-ds evaluate` and `swep-ds answer` on the exported model of a run."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -65,3 +66,14 @@ def test_scoring_rules_are_those_of_the_run(folder, tmp_path):
     options = ["--output_dir", str(tmp_path / "no"), "--scorer", "squad", "--language", "de"]
     refused = run_script("swep_ds", "evaluate", str(model), *data, *options, check=False)
     assert (refused.returncode, "give --scorer mlqa as well" in refused.stderr) == (2, True)
+
+
+def test_answers_are_printed_with_their_place_in_the_text(folder):
+    text = "It was founded\nin 1204 by an abbot."
+    (folder / "text.txt").write_text(text)
+    asked = ["--question", "Who founded it?", "--text_file", str(folder / "text.txt"), "--n_best", "3"]
+    ended = run_script("swep_ds", "answer", str(folder / "model"), *asked)
+    lines = [re.fullmatch(r" *\d+\.\d%  (.+?)    \.\.\.(.+)\.\.\.", line) for line in ended.stdout.splitlines()]
+    assert len(lines) == 3
+    assert all(match[2] == text.replace("\n", " ") for match in lines)
+    assert all(match[1] in text.replace("\n", "\\n") for match in lines)

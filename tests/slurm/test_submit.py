@@ -81,6 +81,16 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     assert refused(submit, *whole).endswith("all 4 runs of the sweep are done: see --table")
 
 
+def test_the_documents_commands_are_submitted(submit, tmp_path):
+    (tmp_path / "ds_configs").symlink_to(ROOT / "ds_configs")
+    document = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
+    commands = [line for line in document.splitlines() if line.startswith("swep-ds submit")]
+    assert len(commands) >= 3
+    for line in commands:
+        before, _, after = line.removesuffix("--dry_run").partition(" -- ")
+        assert "sbatch" in command(submit(*shlex.split(before)[2:], "--dry_run", "--", *shlex.split(after)))
+
+
 def test_bad_options_are_refused_before_the_job_is_queued(submit, tmp_path):
     (tmp_path / "other.json").write_text('{"gradient_clipping": 7}')
     for words, said in (

@@ -159,6 +159,27 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets():
     assert {cell.recipe.eval.select_on for cell in shipped("new_wikipedia")[1]} == {"held_out"}
 
 
+def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
+    text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
+    said = re.findall(r"`swep-ds sweep ([\w/.]+)(?: --jobs GPUS)?` \| (\d+) \|", text)
+    assert len(said) == 8
+    named = set()
+    for name, runs in said:
+        if name.startswith("studies/"):  # tests/studies/test_sweeps.py
+            continue
+        _, cells = shipped(name)
+        assert len(cells) == int(runs)
+        for recipe in (cell.recipe for cell in cells):
+            named |= {recipe.data.train, recipe.data.augmented or "", *recipe.data.eval.values()}
+            if recipe.pretrain:
+                named.add(recipe.pretrain.train)
+    assert [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text] == []
+    [example] = re.findall(r"beta\.yaml`:\n\n((?:    .*\n)+)", text)
+    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
+    assert [cell.recipe.method.beta for cell in cells] == [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
+    assert {(cell.recipe.data.holdout_fraction, len(cell.recipe.data.eval)) for cell in cells} == {(0.1, 0)}
+
+
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
     _, cells = read_sweep(write(tmp_path, **MINIMAL, seeds=[0, 1]), tmp_path / "runs")
     check_start(cells, [], "zero2", 1)  # nothing is done

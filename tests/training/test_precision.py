@@ -13,6 +13,8 @@ from torch.backends.cuda import cudnn_sdp_enabled
 
 from benchmarks.training.updates import EngineUpdate
 from swep_ds.methods.base import MicroStep
+from swep_ds.methods.noise_effect import nearest
+from swep_ds.models.backends import tf32_products
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
@@ -85,6 +87,19 @@ def test_an_engine_chooses_its_kernels_and_leaves_those_of_the_process(tmp_path,
             engine(batch(dtype=torch.float32))
         assert seen == {("model", expected, False)}
         engine.destroy()
+
+
+def test_the_log_compares_words_in_float32():
+    kinds = []
+
+    def look_up(ids):
+        kinds.append(torch.get_float32_matmul_precision())
+        return torch.eye(4)[ids]
+
+    with tf32_products():
+        assert nearest(torch.eye(4), look_up, 4).tolist() == [0, 1, 2, 3]
+        assert torch.get_float32_matmul_precision() == "high"
+    assert kinds == ["highest"]
 
 
 @pytest.mark.parametrize("before", [True, False])
