@@ -1,6 +1,7 @@
 """Output without a reader, output that cannot be written, messages on one line, and progress."""
 
 import io
+import logging
 import os
 import re
 import subprocess
@@ -103,3 +104,10 @@ def test_progress_on_a_terminal_is_a_bar_that_cuts_the_note_and_not_the_count(wi
     assert len(last.rstrip()) <= width
     assert all(part in last for part in ("updates", " 1234/12345 ", " 0:00:00 ", " eta ", " loss [1"))
     assert last.rstrip().endswith("…")
+
+
+def test_of_deepspeeds_messages_only_the_notice_about_the_cpu_is_dropped():
+    logger = logging.getLogger("DeepSpeed")
+    for text, is_shown in (("Setting accelerator to CPU. If you have", False), ("CUDA is out of memory", True)):
+        record = logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, text, (), None)
+        assert bool(logger.filter(record)) == is_shown

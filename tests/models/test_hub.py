@@ -137,7 +137,7 @@ def test_token_types_are_given_where_the_model_has_a_table_whatever_the_files_li
     assert tokenizer.model_input_names == names
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "xlm"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neo", "gptj", "xlm", "flaubert"])
 def test_a_model_that_looks_types_up_among_the_words_gets_none(kind):
     config = transformers.AutoConfig.for_model(kind, vocab_size=len(tiny.wordpiece()))
     with torch.device("meta"):
@@ -187,7 +187,9 @@ def test_windows_are_limited_by_a_table_of_positions_and_else_warned_of(architec
         (tiny.wordpiece, "bert", "BertTokenizer"),
         (tiny.wordpiece, "roberta", "RobertaTokenizer"),
         (tiny.wordpiece, "deberta-v2", None),  # whose class takes no such vocabulary
+        (tiny.wordpiece, "roformer", None),  # whose class needs a package that is not there
         (tiny.unigram, "t5", None),  # which would add 100 tokens
+        (tiny.byte_bpe, "bert", "BertTokenizerFast"),
     ],
 )
 def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_type, named, tmp_path):

@@ -7,6 +7,7 @@ import datasets
 import pytest
 import torch
 import transformers
+from tokenizers.processors import TemplateProcessing
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.batches import TrainingBatches
@@ -115,6 +116,20 @@ def test_logits_that_change_in_every_call_or_with_the_batch_are_refused(change, 
     windows = [trials.example_window(model, None, size) for size in (5, 9)]
     message = refused(trials.depends_on_padding, model, "model x", *windows)
     assert "model x: BertForQuestionAnswering gives the same window other logits in each call or batch" in message
+
+
+def test_a_model_that_finds_its_question_by_a_token_is_refused(tmp_path):
+    """Splinter reads the place of [QUESTION] from the ids; from embeddings it takes position 0."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[QUESTION]"]})
+    number = tokenizer.convert_tokens_to_ids("[QUESTION]")
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (cls, sep, "[QUESTION]")]
+    pair = f"{cls} $A [QUESTION] {sep} $B:1 {sep}:1"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{cls} $A {sep}", pair, specials)
+    folder = save(tmp_path, "splinter", tokenizer, question_token_id=number)
+    message = refused(load, folder, tokenizer=tokenizer)
+    assert "SplinterForQuestionAnswering computes something else from inputs_embeds than from the same" in message
 
 
 def test_block_sparse_attention_is_full_from_the_start(tmp_path):

@@ -92,19 +92,28 @@ def test_the_documents_commands_are_submitted(submit, tmp_path):
 
 
 def test_bad_options_are_refused_before_the_job_is_queued(submit, tmp_path):
+    (tmp_path / "cut.json").write_text("{")
     (tmp_path / "other.json").write_text('{"gradient_clipping": 7}')
     for words, said in (
         (["train", *CPU], "put the options of `swep-ds train` after `--`"),
+        (["train", *CPU, "--recipe", "quickstart"], "unrecognized arguments: --recipe"),
+        (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
         (["train", *CPU, "--", *RUN, "--resume", "runs/x"], "every start of the job would repeat it"),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
+        (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
+        (["train", *CPU, "--sbatch=account=lab", "--", *RUN], "--sbatch=account=lab: is not an option"),
         (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], "docs: holds files that belong to no ru"),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
+        (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
+        (["train", *CPU, "--", "--ds_config", "cut.json"], "cut.json: not JSON"),
         (["train", *CPU, "--", "--ds_config", "other.json"], "gradient_clipping = 7, but"),
+        (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "other.json"], "gradient_clipping = 7, but"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
     ):
         assert said in refused(submit, *words)
-    said = refused(submit, "train", *CPU, "--sbatch=--nodes=3", "--", *RUN)
-    assert "--sbatch=--nodes=3: give the number of ranks by --no" in said
+    for option in ("--nodes=3", "--ntasks", "-N=3", "-n8"):
+        said = refused(submit, "train", *CPU, f"--sbatch={option}", "--", *RUN)
+        assert f"--sbatch={option}: give the number of ranks by --no" in said
     assert not (tmp_path / "runs").exists()
 
 

@@ -278,14 +278,21 @@ def test_conditions_are_what_the_recipe_does_not_decide():
 def test_bad_sweeps_are_one_line(tmp_path):
     two, back = {"a": "a.json", "b": "b.json"}, {"b": "b.json", "a": "a.json"}  # another source domain
     for fields, said in (
+        ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
+        ({"seeds": [0]}, "variants: {}: dictionary should have at least 1 item"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "2 runs would share the folder mle-seed1: rename one or drop a repeated"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
+        ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
+        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         ({"variants": {"A": {}, "B": {"data.eval.x": "a.json"}}}, "variants.B is tested differently from A, but"),
         ({"variants": {"A": {"data.eval": two}, "B": {"data.eval": back}}}, "variants.B is tested differently from A"),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and x both set method.name: "),
+        ({**MINIMAL, "set": {"method.beta": 0.5}}, "method.beta is not a field of mle, but of swep"),
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean"),
         ({**TWO, "set": {"train.average": "ema"}, "primary": ["A", "MLE", "f1", "news"]}, "SWEP; MLE, unaveraged; SWE"),
+        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
+        ({**TWO, "secondary": [["SWEP", "MRE", "f1", "news"]]}, "secondary compares 'SWEP' with 'MRE': name two of"),
     ):
         assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 
