@@ -12,11 +12,13 @@ from deepspeed.accelerator import get_accelerator
 from torch.backends.cuda import cudnn_sdp_enabled
 
 from benchmarks.training.updates import EngineUpdate
+from swep_ds.common.errors import InputError
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.noise_effect import nearest
 from swep_ds.models.backends import tf32_products
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
@@ -100,6 +102,17 @@ def test_the_log_compares_words_in_float32():
         assert nearest(torch.eye(4), look_up, 4).tolist() == [0, 1, 2, 3]
         assert torch.get_float32_matmul_precision() == "high"
     assert kinds == ["highest"]
+
+
+def test_a_gpu_without_tf32_is_refused(tmp_path, monkeypatch):
+    resolve = prepare.complete_ds_config
+    monkeypatch.setattr(prepare, "complete_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
+    monkeypatch.setattr(accelerator, "has_tf32", lambda: False)
+    monkeypatch.setattr(accelerator, "product_name", lambda: "Tesla T4")
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.precision=tf32"])
+    said = r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"
+    with process_group(), pytest.raises(InputError, match=said):
+        prepare.prepare(recipe, str(tiny_run.ds_config(tmp_path, 0)))
 
 
 @pytest.mark.parametrize("before", [True, False])
