@@ -22,7 +22,7 @@ def exact_matches(run: Path) -> list[float]:
 
 def test_the_quick_start_learns_and_answers_or_declines_what_the_readme_asks_it(tmp_path):
     run = tmp_path / "run"
-    settings = ["train.max_updates=80", "data.max_eval_examples=30"]
+    settings = ["train.max_updates=60", "data.max_eval_examples=30"]
     options = [word for setting in settings for word in ("--set", setting)]
     run_script(ROOT / "scripts" / "train.py", "--ds_config", ZERO2, "--output_dir", str(run), *options)
     source, *shifted = exact_matches(run)
