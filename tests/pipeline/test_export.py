@@ -13,10 +13,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from swep_ds import methods
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.results import Evaluated
 from swep_ds.methods import METHODS
+from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.pipeline.export import model_card, save_tokenizer
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
@@ -170,6 +172,18 @@ def test_model_card_states_method_data_and_scores():
     assert [(metric["type"], metric["value"]) for metric in first["metrics"]] == [("exact_match", 80.0), ("f1", 90.13)]
 
 
+def test_model_card_of_two_stages_and_of_a_run_that_was_not_tested():
+    stage = {"train": "pairs.json"}
+    _, text = card({"name": "mle"}, {"x": SCORES["wiki"]}, pretrain=stage, eval={"select_on": "x"})
+    assert "- Method: mle\n" in text
+    assert "mean out of domain" not in text  # of one data set
+    assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
+    assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
+    head, text = card({"name": "mle"}, {})
+    assert "| data set |" not in text
+    assert "model-index" not in head
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_model_card_tells_of_its_own_method(name):
     data = {"train": "wiki.json", "eval": {"x": "y"}}
@@ -178,6 +192,14 @@ def test_model_card_tells_of_its_own_method(name):
     words = re.sub(r"\W", "", said.removeprefix("Fine-tuned from `owner/encoder`. ")).lower()
     assert words.startswith(name.replace("_", ""))  # the method's sentence begins with its name
     assert " None" not in text.split("With swep-ds installed")[0]  # no setting that is not set
+
+
+def test_the_sentence_of_a_method_is_its_docstring_or_its_files(monkeypatch):
+    settings = type("OffSettings", (MleSettings,), {})
+    for docstring, said in (("\n    Turns\n    it off.\n\n    And more.\n    ", "Turns it off."), (None, __doc__)):
+        method = type("Off", (Mle,), {"__doc__": docstring, "__module__": __name__})
+        monkeypatch.setitem(methods._classes, settings, method)
+        assert methods.summary(settings()) == said
 
 
 def test_a_saved_tokenizer_is_of_a_class_that_transformers_4_knows(tmp_path):
@@ -219,6 +241,21 @@ def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
         assert shown in text
     for path in (tmp_path.name, "../", "~/", "owner"):
         assert path not in text + str(head)
+
+
+def test_a_model_card_names_the_shares_of_a_mix_and_the_levers():
+    mix = [{"source": "/data/mine/train.json", "weight": 1}, {"source": "/data/other/train.json", "weight": 2}]
+    mix += [{"source": "owner/set:plain", "weight": 1}, {"source": "owner/more", "weight": 4}]
+    data = {"train": mix, "home": "owner/more", "eval": {}, "holdout_fraction": 0.1}
+    levers = {"average": "start", "average_start": 0.3, "label_smoothing": 0.1}
+    head, text = card({"name": "mle"}, {"held_out": SCORES["wiki"]}, data=data, train=levers)
+    shares = "`mine/train.json` (12.5 %), `other/train.json` (25 %), `owner/set:plain` (12.5 %), `owner/more` (50 %)"
+    assert f"Training data: {shares}; home: `owner/more`, held out: 10 % of the articles" in text
+    assert ", seed 4, label smoothing 0.1\n- Weights: their mean" in text
+    assert " with those that training started from, which have a share of 0.3\n" in text
+    assert head["datasets"] == ["owner/set", "owner/more"]
+    [result] = head["model-index"][0]["results"]
+    assert result["dataset"]["type"] == "owner/more"
 
 
 # The code that a model card shows
