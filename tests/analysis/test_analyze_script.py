@@ -44,6 +44,9 @@ def test_words(run, tmp_path, analyze):
     assert (output / "words.png").read_bytes().startswith(b"\x89PNG")
     table = pd.read_csv(output / "words.csv")
     assert table[["method", "update", "words_changed"]].to_numpy().tolist() == [["swep", 1, 0.01], ["swep", 5, 0.05]]
+    drawn = (output / "words.svg").read_text()
+    for label in ("update --", "tokens nearest to another word (%)", "swep --", "swep, before perturbation", "SSMBA"):
+        assert f"<!-- {label}" in drawn
     samples.write_text('{"data": []}')
     assert "not written by `swep-ds augment`" in refused(analyze, "words", run, "--augmented", samples)
 
@@ -93,6 +96,8 @@ def test_bad_input(run, tmp_path, analyze):
     (tmp_path / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     for words, said in (
         (["heatmap", run, "--data", "news"], "was not tested on a data set 'news'; known are test"),
+        (["heatmap", run, "--questions", "q7"], "--questions q7: no such question"),
+        (["words", run / "model"], "holds no recipe.yaml, so no run"),
         (["words", tmp_path], "metrics.jsonl: holds no words_changed: mle changes no embeddings"),
     ):
         assert said in refused(analyze, *words)

@@ -1,10 +1,14 @@
-"""The report as a reader meets it: with a keyboard, a screen reader, in the dark."""
+"""The report as a reader meets it: with a keyboard, a screen reader, on a phone, in the dark."""
 
+import base64
 import json
 import re
+import shutil
+import subprocess
 from itertools import pairwise, product
 from pathlib import Path
 
+import matplotlib
 import pytest
 import yaml
 
@@ -14,7 +18,40 @@ from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json
+from tests.support.fork_server import HANGS
 from tests.support.report_runs import Page, contrast, write_runs
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+# Chromium makes no window narrower than 500 pixels, so a frame in the window has the width. Measured in the frame:
+# the page's size, texts that overlap, and texts that stand outside
+MEASURE = r"""
+function measure(view) {
+  const page = view.document, boxes = [];
+  const walker = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement;
+    if (!node.data.trim() || parent.closest(".hidden, .skip, style") || !parent.checkVisibility()) continue;
+    const range = page.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) if (box.width && box.height) boxes.push([box, node.data.trim(), parent]);
+  }
+  const overlaps = [];
+  boxes.sort((a, b) => a[0].top - b[0].top);
+  for (let i = 0; i < boxes.length; i++)
+    for (let j = i + 1; j < boxes.length && boxes[j][0].top < boxes[i][0].bottom - 4; j++) {
+      const [a, b] = [boxes[i], boxes[j]];
+      const wide = Math.min(a[0].right, b[0].right) - Math.max(a[0].left, b[0].left);
+      const high = Math.min(a[0].bottom, b[0].bottom) - b[0].top;
+      if (wide > 2 && high > 0.4 * Math.min(a[0].height, b[0].height)) overlaps.push([a[1], b[1]]);
+    }
+  const outside = boxes.filter(([box, , parent]) => box.right > view.innerWidth + 1 && !parent.closest(".scroll"));
+  const {scrollWidth: scroll, scrollHeight: height} = page.documentElement;
+  return {fonts: [...page.fonts].map(font => font.status), width: view.innerWidth, scroll, height,
+    texts: boxes.length, overlaps, outside: outside.map(box => box[1])};
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +132,32 @@ def test_the_palette_is_readable():
     pairs += [(f"line-{number}", "page", 3) for number in range(1, 5)]
     for colours, (name, behind, least) in product((light, dark), pairs):
         assert contrast(colours[name], colours[behind]) >= least, name
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", [1400, 400])
+def test_in_a_browser_nothing_overlaps_or_scrolls_sideways(page, tmp_path, width):
+    # in a wide font, so that lines break alike whatever fonts a machine has
+    style = "* { font-family: Fixed !important }"
+    for weight, name in ((400, "DejaVuSans"), (700, "DejaVuSans-Bold")):
+        font = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf").read_bytes()
+        source = f"data:font/ttf;base64,{base64.b64encode(font).decode()}"  # a page may not load a font from a file
+        style += f" @font-face {{ font-family: Fixed; font-weight: {weight}; src: url({source}) }}"
+    frame = f"{page}<style>{style}</style>".replace("&", "&amp;").replace('"', "&quot;")
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8"><script>{MEASURE}</script>'
+        f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{frame}" onload="'
+        "const pre = document.body.appendChild(document.createElement('pre')); pre.id = 'measured'; "
+        'pre.textContent = JSON.stringify(measure(this.contentWindow))"></iframe>'
+    )
+    command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / outer.stem}", f"--window-size={width + 40},1000"]
+    command += ["--dump-dom", outer.as_uri()]
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=HANGS)
+    shown = json.loads(Page(printed.stdout).texts["measured"])
+    expected = {"width": width, "fonts": ["loaded", "loaded"], "outside": [], "overlaps": []}
+    assert {name: shown[name] for name in expected} == expected
+    assert shown["texts"] > 300
+    assert shown["scroll"] <= width
+    if width == 1400:
+        assert shown["height"] <= 7 * 900  # seven screens

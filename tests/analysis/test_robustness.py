@@ -95,3 +95,7 @@ def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkey
     assert ABOVE not in set(with_published.cells["metric"])
     sets = "new_wiki and on one of nyt, reddit, amazon"
     assert with_published.notes[-1] == f"Points above the line: n/a (no run was tested both on {sets})."
+    narrow = line.model_copy(update={"fitted_over": (30.0, 40.0)})
+    *_, about, extrapolated = table.make(find_runs([tmp_path / "runs"]), line=narrow).notes
+    assert about.endswith("(least squares over the 8 runs of MLE, with x from 30 to 40).")
+    assert extrapolated == "The line is extrapolated: here x is from 20.00 to 85.00."

@@ -10,7 +10,7 @@ import pytest
 
 from swep_ds.analysis import table
 from swep_ds.analysis.crossed import holm
-from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
+from swep_ds.analysis.paper import paper_score, paper_scores, plain, was_trained_on
 from swep_ds.analysis.runs import Run, find_runs
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import Results, Scores
@@ -224,6 +224,11 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     for setting in (*more, "train.label_smoothing=0.1", "pretrain={train: pairs.json}"):
         assert not as_in_paper(setting), setting
     assert not as_in_paper("data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}")
+    fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"SWEP": {"data.train_fraction": 0.1}})
+    result = table.make(find_runs([tmp_path / "runs"]))
+    assert result.cells["paper"].isna().all()
+    assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
+    assert "No differences to a base row: there is no row MLE; --against names another one." in result.notes
 
 
 def test_numbers_are_the_papers():
@@ -248,6 +253,15 @@ def test_numbers_are_the_papers():
     # sums of BERT-base's columns MLE and SWEP, added up by hand
     for method, total in (("MLE", 405.30), ("SWEP", 414.57)):
         assert sum(em for em, _ in paper_scores("BERT-base")[method].values()) == pytest.approx(total)
+
+
+def test_what_the_paper_does_not_have():
+    assert paper_scores("roberta-base") is None
+    electra = paper_scores("ELECTRA-small")
+    for method, data_set in (("SWEP, additive", "squad"), ("NEFTune", "squad"), ("SWEP", "hotpot")):
+        assert paper_score(electra, method, data_set) is None
+    assert paper_score(paper_scores("BERT-base"), "SWEP, no KL", "nyt") is None
+    assert plain("模型 1") != plain("数据 1") != plain("1")  # names in other scripts stay apart
 
 
 def test_what_the_papers_training_data_is_called():
