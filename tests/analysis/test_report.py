@@ -191,7 +191,7 @@ def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     (run / f"{NOISE}.away").rename(run / NOISE)
     large = "The model is not loaded again, since it is large."
     for name, value, said in (("TRIED", 0, "No window holds an answer."), ("MAX_BYTES", 1000, large)):
-        monkeypatch.setattr(heatmap, name, value)
+        monkeypatch.setattr(word_analyses, name, value)
         page = Page(report.write_report(run)[0])
         assert page.of_class("heatmap") == 0
         assert said in page.texts["maps"]

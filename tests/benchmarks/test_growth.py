@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.growth import __main__ as growth
-from benchmarks.growth.measure import measure
 from benchmarks.growth import rows
+from benchmarks.growth.measure import measure
 
 
 def test_a_row_is_measured_at_two_sizes_beside_its_baseline(tmp_path, monkeypatch, capsys):
