@@ -19,6 +19,7 @@ from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
 
 Remarks = list[dict[str, str]]  # rows of remarks.jsonl
+ABOUT_HELD_OUT = "about a held-out article: left out"
 
 
 def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[Example], dict[str, list[Example]]]:
@@ -47,7 +48,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
             raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
         others = [example for example in part if not held_out.isdisjoint((example.context, example.article))]
         if remarks is not None:
-            told = [Remark(example.id, "about a held-out article: left out", True) for example in others]
+            told = [Remark(example.id, ABOUT_HELD_OUT, True) for example in others]
             _report(field, told, len(part), remarks)
         chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
@@ -96,7 +97,7 @@ def _tests(
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
-        training, tests[HOLDOUT] = _held_out(data, training)
+        training, tests[HOLDOUT] = _held_out(data, training, remarks)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
@@ -105,7 +106,9 @@ def _tests(
     return training, tests
 
 
-def _held_out(data: DataSection, training: list[Example]) -> tuple[list[Example], list[Example]]:
+def _held_out(
+    data: DataSection, training: list[Example], remarks: Remarks | None
+) -> tuple[list[Example], list[Example]]:
     """The training examples that are kept, and those held out."""
     if data.holdout_of is None:
         return hold_out_articles(training, data.holdout_fraction)
@@ -113,6 +116,10 @@ def _held_out(data: DataSection, training: list[Example]) -> tuple[list[Example]
     for examples, what in ((held_out, "is in"), (kept, "is not in")):
         if not examples:
             raise InputError(f"data.holdout_of {data.holdout_of}: each question of data.train {what} its held-out part")
+    if remarks is not None:
+        used = {example.id for example in (*kept, *held_out)}
+        told = [Remark(each.id, ABOUT_HELD_OUT, True) for each in training if each.id not in used]
+        _report(data.home_field, told, len(training), remarks)
     return kept, held_out
 
 

@@ -70,8 +70,8 @@ class DataSection(Section):
     home: str | None = None  # of a mix: the source whose articles are held out, from all sources; null = the first
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
-    # A run that was trained before pairs were added: it holds out the same articles again, and no new ones, so that
-    # `swep-ds report NEW --against OLD` compares the two on questions that neither was trained on.
+    # A run that was trained before pairs were added: the questions that it held out are held out again, and new ones
+    # about their articles left out, so that `swep-ds report NEW --against OLD` compares the two on the same questions.
     holdout_of: str | None = None
     train_fraction: float = Field(1.0, gt=0, le=1)  # of each source, a nested, seeded subset: the 30 % hold the 10 %
     max_train_examples: Many | None = None  # the most training questions of each source to use; null = all

@@ -126,8 +126,11 @@ def test_a_run_declines_other_texts_and_holds_out_the_same_pairs_again(tmp_path)
 
     (tmp_path / "before/model").mkdir(parents=True)
     write_asked(tmp_path / "before/model", {"trained": numbers(training), "held_out": numbers(held_out)})
-    _, again = load(rows, holdout_of=str(tmp_path / "before"))
-    assert {example.article for example in again} == articles != {e.article for e in load(rows)[1]}
+    more = [{"question": f"Who is {name}?", "answer": f"Here is {name}", "document": name} for name in NAMES]
+    training, again = load([*rows, *more], holdout_of=str(tmp_path / "before"))
+    assert len(training) == 2 * (len(NAMES) - len(articles))
+    assert (numbers(again) == numbers(held_out)).all()
+    assert articles != {example.article for example in load(rows)[1]}
     new, known = apart({"a": asked + held_out, "b": held_out}, str(tmp_path / "before/model"))
     assert (new, known) == ({"a": held_out, "b": held_out}, {"a": asked})
     assert refused(load, rows, holdout_of=str(tmp_path)).startswith(f"data.holdout_of {tmp_path}: no run with held-out")

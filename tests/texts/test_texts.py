@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import runpy
 import sys
 import unicodedata
@@ -178,11 +179,15 @@ def test_questions_are_answered_together_in_the_fewest_forward_passes(model, sho
 def test_a_users_search_replaces_the_index(model, short):  # noqa: F811
     index = TextIndex(TEXTS)
 
-    def search(question, count):
-        return [(piece.name, text, piece.begin) for piece, text in index.pieces(question, count)]
+    def query(question, limit):
+        pieces = index.pieces(question, limit)
+        return [{"name": piece.name, "text": text, "begin": piece.begin} for piece, text in pieces]
 
     asks = QuestionAnswerer(model)
-    assert asks.over(search, 9)(QUESTION, 5) == asks.over(TEXTS, 9)(QUESTION, 5)
+    code = re.search(r"```python\n(def search.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL)[1]
+    exec(code, names := {"engine": SimpleNamespace(query=query), "qa": asks})
+    assert names["reply"] == asks.over(TEXTS)(QUESTION)[0]
+    assert asks.over(names["search"], 9)(QUESTION, 5) == asks.over(TEXTS, 9)(QUESTION, 5)
     [reply] = asks.over(lambda question, count: [("a", "The king."), ("b", " ")])(QUESTION)
     assert (reply.name, reply.text) == ("a", "The king."[reply.start : reply.end])
     said = "the search gives 'The king.': give (name, text) or (name, text, begin) of a passage"
