@@ -1,11 +1,12 @@
 """Scores a model that is asked about all texts of a folder, so that faults of search and of reading are told apart."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from swep_ds.analysis.crossed import LEVEL, MIN_TEXTS, estimate
 from swep_ds.api.answerer import QuestionAnswerer
@@ -19,7 +20,6 @@ from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.predictions import Marking, write_predictions
 from swep_ds.evaluation.results import versions, write_remarks, write_results
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.asked import apart
 from swep_ds.pipeline.recipe import EvalSection
 from swep_ds.pipeline.saved import TRAINED_ON, read_data_sets
@@ -27,9 +27,16 @@ from swep_ds.texts.answerer import TextsAnswerer
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.pairs import PairLocator, folded
 
-# by name in results.json, what people read: of all questions, and of those with an answer
-MEASURES = {"exact_match": "exact", "f1": "F1", "declined": "declined"}
-OF_ANSWERABLE = {"passage_found": "passage found", "right_text": "right text", "exact_if_found": "exact, if found"}
+# by name in results.json and in answers/NAME.jsonl, where a question for which it does not count has none: its title
+MEASURES = {
+    "exact_match": "exact",
+    "f1": "F1",
+    "declined": "declined",
+    "passage_found": "passage found",  # of questions with an answer
+    "right_text": "right text",  # of those that name a document and are not declined
+    "exact_if_found": "exact, if found",
+}
+REPLIED = ("name", "page", "heading", "start", "end", "probability")  # of an answer, in answers/NAME.jsonl
 
 
 def evaluate_over_texts(
@@ -39,20 +46,20 @@ def evaluate_over_texts(
     output_dir: Path,
     *,
     passages: int,
-    scorer: str,
-    language: str,
+    scorer: str | None,
+    language: str | None,
     columns: Columns,
     **reading: Any,
 ) -> None:
     """Asks the questions of `name=source` data sets about all `texts`, and writes predictions, `answers/NAME.jsonl` and
     results.json into `output_dir`.
 
-    `passages` are read for a question. `scorer` and `language` as in the recipe's section `eval`; `columns` as in
-    `Choices`; `reading` as in `QuestionAnswerer`. Questions that the model was trained on are scored apart. Raises
-    InputError: the model, the texts or the data cannot be read, or the data have no answers.
+    `passages` are read for a question. `scorer` and `language` as in the recipe's section `eval`, None = its defaults;
+    `columns` as in `Choices`; `reading` as in `QuestionAnswerer`. Questions that the model was trained on are scored
+    apart. Raises InputError: the model, the texts or the data cannot be read, or the data have no answers.
     """
     say = Console().print
-    rules = validate(EvalSection, {"scorer": scorer, "language": language}, "--scorer").scorer_of("")
+    rules = validate(EvalSection, {"scorer": scorer or "squad", "language": language or "en"}, "--scorer").scorer_of("")
     remarks: list[dict[str, str]] = []
     choices = Choices(unanswerable="train", columns=columns, locate=PairLocator(texts))
     every = read_data_sets(data, choices, remarks)
@@ -61,78 +68,41 @@ def evaluate_over_texts(
             raise InputError(f"--data {name}: its answers are withheld: give data with answers")
     asks = QuestionAnswerer(model, **reading).over(texts, passages)
     names = set(texts.states())
-    tests, known = apart(every, model)
     output_dir.mkdir(parents=True, exist_ok=True)
-    scores = {"eval": {}, "trained_on": {}}
-    for kind, part in (("eval", tests), ("trained_on", known)):
-        for name, examples in part.items():
-            title = name if kind == "eval" else f"{name}, of which the model was trained on these questions"
-            say(f"{title}: {len(examples)} questions over {len(names)} texts")
-            file = name if kind == "eval" else name + TRAINED_ON
-            scores[kind][name] = _score(asks, names, examples, rules, passages, output_dir, file)
-            for line in _lines(scores[kind][name]):
-                say(f"    {line}")
+    scores: dict[str, dict[str, Any]] = {}
+    for kind, ending, tests in zip(("eval", "trained_on"), ("", TRAINED_ON), apart(every, model), strict=True):
+        scores[kind] = {}
+        for name, examples in tests.items():
+            say(f"{name}{ending}: {len(examples)} questions over {len(names)} texts")
+            marking = Marking(examples, rules)
+            table = _asked(asks, names, examples, marking, passages)
+            scores[kind][name] = _score(table, clusters(examples), say)
+            _write(output_dir, f"{name}{ending}", table, marking)
     write_remarks(output_dir, remarks, say)
     write_results(output_dir, {"model": model, "texts": texts.what, **scores, "versions": versions()})
     say(f"answers in {output_dir / 'answers'}, results in {output_dir}")
 
 
-def _score(
-    asks: TextsAnswerer,
-    names: set[str],
-    examples: list[Example],
-    rules: Scorer,
-    passages: int,
-    folder: Path,
-    file: str,
-) -> dict[str, Any]:
-    """The measures of a test set, each [mean, low, high] in percent. Writes its files. `names`: all texts."""
-    replies = asks.answer(example.question for example in examples)
-    given = {example.id: best for example, [best] in zip(examples, replies, strict=True)}
-    predictions = {id_: reply.text for id_, reply in given.items()}
-    marking = Marking(examples, rules)
-    exact_Q, f1_Q = marking.of(predictions)
-    declined_Q = np.array([not text for text in predictions.values()])
-    answerable_Q = np.array([bool(example.answers) for example in examples])
-    documents = [example.article if example.article in names else None for example in examples]
-    found = [_finds(asks, example, passages, name) for example, name in zip(examples, documents, strict=True)]
-    found_Q = np.array(found)
-    is_named_Q = np.array([document is not None for document in documents])
-    right_Q = np.array([given[example.id].name == example.article for example in examples])
-    cluster_Q = clusters(examples)
-    measures = {"exact_match": exact_Q, "f1": f1_Q, "declined": declined_Q}
-    score = {measure: _interval(values_Q, cluster_Q) for measure, values_Q in measures.items()}
-    parts = {
-        "passage_found": (found_Q, answerable_Q),
-        "right_text": (right_Q, answerable_Q & is_named_Q & ~declined_Q),
-        "exact_if_found": (exact_Q, answerable_Q & found_Q),
-    }
-    for measure, (values_Q, is_meant_Q) in parts.items():
-        if is_meant_Q.any():
-            _, cluster = np.unique(cluster_Q[is_meant_Q], return_inverse=True)
-            score[measure] = _interval(values_Q[is_meant_Q], cluster)
+def _asked(
+    asks: TextsAnswerer, names: set[str], examples: list[Example], marking: Marking, passages: int
+) -> pd.DataFrame:
+    """A row for each question, with its reply and the `MEASURES`, from 0 to 1. `names`: all texts."""
     rows = []
-    for number, example in enumerate(examples):
-        reply = given[example.id]
-        rows.append(
-            {
-                "id": example.id,
-                "question": example.question,
-                "accepted": example.answers,
-                "document": documents[number],
-                "answer": reply.text,
-                "name": reply.name,
-                "probability": reply.probability,
-                "exact": bool(exact_Q[number]),
-                "f1": round(float(f1_Q[number]), 4),
-                "passage_found": bool(found_Q[number]) if answerable_Q[number] else None,
-            }
-        )
-    write_predictions(folder, file, {"predictions": predictions}, marking)
-    (folder / "answers").mkdir(exist_ok=True)
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomically(folder / "answers" / f"{file}.jsonl", lines)
-    return score | {"total": len(examples)}
+    replies = asks.answer(example.question for example in examples)
+    for example, [reply] in zip(examples, replies, strict=True):
+        row = {"id": example.id, "question": example.question, "accepted": example.answers, "answer": reply.text}
+        row |= {name: getattr(reply, name) for name in REPLIED} | {"document": None, "declined": not reply.text}
+        if example.article in names:
+            row["document"] = example.article
+        if example.answers:
+            row["passage_found"] = _finds(asks, example, passages, row["document"])
+        if example.answers and reply.text and row["document"]:
+            row["right_text"] = reply.name == row["document"]
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=[*rows[0], *(name for name in MEASURES if name not in rows[0])], dtype=object)
+    table["exact_match"], table["f1"] = marking.of(dict(zip(table["id"], table["answer"], strict=True)))
+    table["exact_if_found"] = table["exact_match"].where(table["passage_found"].eq(True))
+    return table
 
 
 def _finds(asks: TextsAnswerer, example: Example, passages: int, document: str | None) -> bool:
@@ -142,25 +112,29 @@ def _finds(asks: TextsAnswerer, example: Example, passages: int, document: str |
     return any(folded(answer) in text for text in texts for answer in example.answers)
 
 
-def _interval(values_Q: np.ndarray, cluster_Q: np.ndarray) -> list[float]:
-    """The mean and, over at least `MIN_TEXTS` texts, its interval [low, high], in percent."""
-    percent_Q = 100.0 * values_Q
-    if effective_clusters(cluster_Q) < MIN_TEXTS:
-        return [float(percent_Q.mean())]
-    known = estimate([(percent_Q[None], cluster_Q)])
-    low, high = np.clip(known.interval(), 0, 100)
-    return [float(known.mean), float(low), float(high)]
+def _score(table: pd.DataFrame, cluster_Q: np.ndarray, say: Callable[[str], None]) -> dict[str, Any]:
+    """Each measure as [mean] or, over at least `MIN_TEXTS` texts, [mean, low, high] in percent."""
+    score: dict[str, Any] = {}
+    for measure, title in MEASURES.items():
+        counts_Q = table[measure].notna()
+        if not counts_Q.any():
+            continue
+        percent_Q = 100 * table.loc[counts_Q, measure].to_numpy(float)
+        _, text_Q = np.unique(cluster_Q[counts_Q], return_inverse=True)
+        score[measure] = [float(percent_Q.mean())]
+        line = f"    {title:16} {percent_Q.mean():5.1f} %"
+        if effective_clusters(text_Q) >= MIN_TEXTS:
+            low, high = np.clip(estimate([(percent_Q[None], text_Q)]).interval(), 0, 100)
+            score[measure] += [float(low), float(high)]
+            line += f" ({low:.1f} to {high:.1f})"
+        say(line)
+    say(f"    in brackets {LEVEL} % intervals over texts, where these are at least {MIN_TEXTS}")
+    return score | {"total": len(table)}
 
 
-def _lines(score: dict[str, Any]) -> list[str]:
-    lines = []
-    for measure, title in (MEASURES | OF_ANSWERABLE).items():
-        if measure in score:
-            mean, *interval = score[measure]
-            bounds = "" if not interval else " ({:.1f} to {:.1f})".format(*interval)
-            lines.append(f"{title:16} {mean:5.1f} %{bounds}")
-    bounded = any(len(score[measure]) > 1 for measure in MEASURES)
-    said = (
-        f"{LEVEL} % intervals over texts" if bounded else f"no intervals: questions about fewer than {MIN_TEXTS} texts"
-    )
-    return [*lines, said]
+def _write(folder: Path, name: str, table: pd.DataFrame, marking: Marking) -> None:
+    write_predictions(folder, name, {"predictions": dict(zip(table["id"], table["answer"], strict=True))}, marking)
+    (folder / "answers").mkdir(exist_ok=True)
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_atomically(folder / "answers" / f"{name}.jsonl", lines)

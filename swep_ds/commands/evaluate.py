@@ -11,9 +11,6 @@ faults of search from those of reading. A row then names its `document` or has a
 Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
 """
 
-from pathlib import Path
-from typing import Any
-
 from swep_ds.commands.cli import Parser, add_launch_options, add_reading_options, at_least, launch
 from swep_ds.common.console import quiet
 from swep_ds.common.errors import InputError
@@ -49,26 +46,20 @@ def evaluate() -> None:
     check_new_folder("--output_dir", arguments["output_dir"])
     folder = arguments.pop("texts")
     passages = arguments.pop("passages")
-    if folder:
-        _evaluate_over_texts(folder, passages or 10, arguments)
-        return
-    if passages:
+    if folder is None and passages is not None:
         raise InputError("--passages are those of --texts: give it too, or leave them out")
-    with launch(arguments.pop("ranks"), "evaluate"):
-        from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: this import takes seconds
+    # the imports after the arguments take seconds
+    if folder is None:
+        with launch(arguments.pop("ranks"), "evaluate"):
+            from swep_ds.pipeline.saved import evaluate_saved
 
-        evaluate_saved(arguments.pop("model"), **arguments)
-
-
-def _evaluate_over_texts(folder: Path, passages: int, arguments: dict[str, Any]) -> None:
+            evaluate_saved(arguments.pop("model"), **arguments)
+        return
     texts = FolderTexts(folder, f"--texts {folder}")
     for option in ("ranks", "max_length", "doc_stride"):
         if arguments.pop(option) is not None:
             raise InputError(f"--{option}: --texts asks in one process, with the model's windows: leave it out")
-    for option, usual in (("scorer", "squad"), ("language", "en")):
-        arguments[option] = arguments[option] or usual
-
-    from swep_ds.api.over_texts import evaluate_over_texts  # after the arguments: this import takes seconds
-
     with quiet():
-        evaluate_over_texts(arguments.pop("model"), texts=texts, passages=passages, **arguments)
+        from swep_ds.api.over_texts import evaluate_over_texts
+
+        evaluate_over_texts(arguments.pop("model"), texts=texts, passages=passages or 10, **arguments)

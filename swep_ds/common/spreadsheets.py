@@ -4,6 +4,7 @@ import io
 import os
 import warnings
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
@@ -15,7 +16,8 @@ from swep_ds.common.number_formats import shown
 
 SUFFIXES = (".xlsx", ".ods")
 ERRORS = ("#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")  # what a formula may show
-Rows = Iterator[tuple[int, bool, list[str]]]  # the row's number in the sheet, whether it is hidden, its cells
+# the row's number in the sheet, whether it is hidden, its cells and, by place of a merged one, the last row that it is in
+Rows = Iterator[tuple[int, bool, list[str], dict[int, int]]]
 Say = Callable[[str], None]
 
 _OFFICE, _STYLE, _TABLE, _TEXT = (
@@ -47,12 +49,21 @@ def sheet_rows(
     if not {"xl/workbook.xml", "content.xml"} & set(files):
         raise InputError("is neither .xlsx nor .ods: save a workbook as .xlsx, or unpack the archive")
     read = _xlsx_rows if "xl/workbook.xml" in files else _ods_rows
-    rows = [row for row in read(content, sheet, say) if any(row[2])]
-    first = next((place for place, (_, _, cells) in enumerate(rows) if is_header(cells)), 0)
-    if hidden := sum(is_hidden for _, is_hidden, _ in rows):
+    merged: dict[int, tuple[int, str]] = {}  # by place: the last row of a merged cell, and its text
+    rows = []
+    hidden = 0
+    for number, is_hidden, cells, last_rows in read(content, sheet, say):
+        if not any(cells):
+            continue
+        merged |= {place: (last, cells[place]) for place, last in last_rows.items()}
+        texts = dict(enumerate(cells)) | {place: text for place, (last, text) in merged.items() if number <= last}
+        rows.append((number, [texts.get(place, "") for place in range(max(texts) + 1)]))
+        hidden += is_hidden
+    first = next((place for place, (_, cells) in enumerate(rows) if is_header(cells)), 0)
+    if hidden:
         say(f"{hidden} hidden rows are read, too")
-    for number, _, cells in rows[first + 1 :]:
-        yield number, dict(zip(rows[first][2], chain(cells, repeat("")), strict=False))
+    for number, cells in rows[first + 1 :]:
+        yield number, dict(zip(rows[first][1], chain(cells, repeat("")), strict=False))
 
 
 def _chosen(visible: dict[str, bool], wanted: str | None, say: Say) -> str:
@@ -75,27 +86,27 @@ def _no_result(place: str) -> InputError:
 def _xlsx_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
     with as_input_error("is a workbook", "pip install '.[documents]' to read it"):
         import openpyxl  # takes 0.3 s
+        from openpyxl.cell.read_only import EMPTY_CELL
     with (
         as_input_error("is a workbook that openpyxl cannot read", "copy its cells into a new one"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # they are about what is not text
-        results = openpyxl.load_workbook(io.BytesIO(content), data_only=True)
-        formulas = openpyxl.load_workbook(io.BytesIO(content))
-    name = _chosen({sheet.title: sheet.sheet_state == "visible" for sheet in results.worksheets}, wanted, say)
-    merged = {}  # the first column of each merged area
-    for area in results[name].merged_cells.ranges:
-        merged |= dict.fromkeys((row[0] for row in area.rows), area.start_cell)
+        book = openpyxl.load_workbook(io.BytesIO(content))  # with formulas in place of their results
+        results = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+    name = _chosen({sheet.title: sheet.sheet_state == "visible" for sheet in book.worksheets}, wanted, say)
+    hidden = {number for number, row in book[name].row_dimensions.items() if row.hidden}
+    last_rows = defaultdict(dict)  # by row, what `Rows` says of merged cells
+    for area in book[name].merged_cells.ranges:
+        last_rows[area.min_row][area.min_col - 1] = area.max_row
+    results[name].reset_dimensions()  # else all rows are as long as the longest
     for number, cells in enumerate(results[name].iter_rows(), 1):
-        row = []
         for cell in cells:
-            cell = merged.get((number, cell.column), cell)
-            has_none = cell.value is None and cell.data_type == "n"
-            if has_none and formulas[name][cell.coordinate].data_type == "f":
+            if cell.value is None and cell is not EMPTY_CELL and book[name][cell.coordinate].data_type == "f":
                 raise _no_result(f"cell {cell.coordinate}")
-            # openpyxl leaves a carriage return as it is escaped
-            row.append(shown(cell.value, cell.number_format, say).replace("_x000D_", "\r"))
-        yield number, results[name].row_dimensions[number].hidden, row
+        # openpyxl leaves a carriage return as it is escaped
+        texts = [shown(cell.value, cell.number_format, say).replace("_x000D_", "\r") for cell in cells]
+        yield number, number in hidden, texts, last_rows.get(number, {})
 
 
 def _ods_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
@@ -109,19 +120,17 @@ def _ods_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
     sheets = {sheet.get(_TABLE + "name"): sheet for sheet in document.iter(_TABLE + "table")}
     visible = {name: sheet.get(_TABLE + "style-name") not in hidden for name, sheet in sheets.items()}
     number = 1
-    merged: dict[int, tuple[int, str]] = {}  # by column: the last row of a merged area, and its text
     for node in sheets[_chosen(visible, wanted, say)].iter(_TABLE + "table-row"):
         row: list[str] = []
+        last_rows = {}
         for cell in node:
             text = "\n".join("".join(paragraph.itertext()) for paragraph in cell.findall(_TEXT + "p"))
             if not text and cell.get(_TABLE + "formula") and not cell.get(_OFFICE + "value-type"):
                 raise _no_result(f"row {number}, column {len(row) + 1}")
-            end, text_above = merged.get(len(row), (0, ""))
-            if number <= end:
-                text = text_above
-            merged[len(row)] = max(end, number + int(cell.get(_TABLE + "number-rows-spanned", 1)) - 1), text
+            if (spanned := int(cell.get(_TABLE + "number-rows-spanned", 1))) > 1:
+                last_rows[len(row)] = number + spanned - 1
             row += [text] * int(cell.get(_TABLE + "number-columns-repeated", 1))
         repeated = int(node.get(_TABLE + "number-rows-repeated", 1))
         for offset in range(repeated if any(row) else 0):
-            yield number + offset, bool(node.get(_TABLE + "visibility")), list(row)
+            yield number + offset, bool(node.get(_TABLE + "visibility")), row, last_rows
         number += repeated

@@ -14,6 +14,7 @@ from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import user_path
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
+from swep_ds.models.folders import resolve_model
 
 ASKED = "questions.npz"  # in a model's folder: of each kind the sorted numbers of its questions
 KINDS = ("trained", "held_out")
@@ -59,7 +60,7 @@ def held_out_by(run: str) -> np.ndarray:
 
 def apart(tests: dict[str, list[Example]], model: str) -> tuple[dict[str, list[Example]], dict[str, list[Example]]]:
     """The questions of each test set that the model in this folder was not trained on, and those that it was."""
-    trained = read_asked(model, "trained")
+    trained = read_asked(resolve_model(model), "trained")
     new: dict[str, list[Example]] = {}
     known: dict[str, list[Example]] = {}
     for name, examples in tests.items():

@@ -7,7 +7,8 @@ blanks. The context is what `passages.cut` gives a reader at that place, so trai
 import difflib
 import math
 import unicodedata
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import PurePath
@@ -46,15 +47,19 @@ def folded(text: str) -> str:
     return "".join(map(_FOLDED.__getitem__, text))
 
 
-class Document:
-    """A document in which answers are found."""
+class Searched:
+    """The text of a document in which answers are looked for, with its passages."""
 
     def __init__(self, text: str):
         self.text = text
-        passages = list(cut(text))
-        self.bounds = np.array([(begin, end) for begin, end, *_ in passages]).reshape(-1, 2)
-        self.terms = [{*of_passage.split(), *pieces.split()} for _, _, of_passage, pieces in passages]
-        self.counts = Counter(term for terms in self.terms for term in terms)
+        self.begins: list[int] = []  # of each passage, in their order
+        self.ends: list[int] = []
+        self._passages_of = defaultdict(list)  # by term the numbers of the passages that have it
+        for number, (begin, end, of_passage, pieces) in enumerate(cut(text)):
+            self.begins.append(begin)
+            self.ends.append(end)
+            for term in {*of_passage.split(), *pieces.split()}:
+                self._passages_of[term].append(number)
 
     @cached_property
     def folded(self) -> tuple[str, np.ndarray]:
@@ -83,15 +88,18 @@ class Document:
 
     def likeness(self, asked: list[str]) -> np.ndarray:
         """What each passage shares with these words [P], each weighted by how rare it is in the document."""
-        terms = {*asked, *grams(asked)} & self.counts.keys() - {""}
-        weights = {term: math.log(1 + len(self.terms) / self.counts[term]) for term in terms}
-        return np.array([sum(weights[term] for term in terms & of_passage) for of_passage in self.terms])
+        likeness_P = np.zeros(len(self.begins))
+        for term in {*asked, *grams(asked)} & self._passages_of.keys() - {""}:
+            passages = self._passages_of[term]
+            likeness_P[passages] += math.log(1 + len(self.begins) / len(passages))
+        return likeness_P
 
-    def holding(self, begin: int, end: int) -> np.ndarray:
-        """The numbers of the passages that hold characters [begin, end), or else of those that overlap them."""
-        begins_P, ends_P = self.bounds.T
-        whole = np.flatnonzero((begins_P <= begin) & (end <= ends_P))
-        return whole if len(whole) else np.flatnonzero((begins_P < end) & (begin < ends_P))
+    def holding(self, begin: int, end: int) -> slice:
+        """The passages that hold characters [begin, end), or else those that overlap them."""
+        first, last = bisect_left(self.ends, end), bisect_right(self.begins, begin)
+        if first >= last:
+            first, last = bisect_right(self.ends, begin), bisect_left(self.begins, end)
+        return slice(first, last)
 
 
 def _occurrences(text: str, wanted: str) -> Iterator[int]:
@@ -106,14 +114,14 @@ class PairLocator:
 
     def __init__(self, texts: FolderTexts):
         self._texts = texts
-        self._document = lru_cache(DOCUMENTS_KEPT)(lambda name: Document(texts[name]))
+        self._document = lru_cache(DOCUMENTS_KEPT)(lambda name: Searched(texts[name]))
 
     def __call__(self, given: str, question: str, answers: list[str]) -> Located:
         """Raises InputError: there is no such document, or several, or it cannot be read or has no word. LeftOut: it
         holds none of the answers."""
         name = self._name(given)
         document = self._document(name)
-        if not len(document.bounds):
+        if not document.begins:
             raise InputError(f"document {excerpt(name)}: has no word: name another one")
         asked = words(question)
         for answer in answers:
@@ -121,8 +129,8 @@ class PairLocator:
             if places:
                 likeness_P = document.likeness(asked)
                 begin, end = max(places, key=lambda place: likeness_P[document.holding(*place)].max())
-                passages = document.bounds[document.holding(begin, end)]
-                first, last = int(passages.min()), int(passages.max())
+                passages = document.holding(begin, end)
+                first, last = document.begins[passages][0], document.ends[passages][-1]
                 others = [(other, None) for other in answers if other != answer]
                 placed = [(document.text[begin:end], begin - first), *others]
                 remark = "" if whole else INSIDE
@@ -130,32 +138,34 @@ class PairLocator:
                     remark = SEVERAL
                 return Located(name, document.text[first:last], placed, remark)
         nearest = document.likeness([*asked, *(word for answer in answers for word in words(answer))]).argmax()
-        begin, end = document.bounds[nearest].tolist()
+        passage = document.text[document.begins[nearest] : document.ends[nearest]]
         if answers:
-            raise LeftOut(NOWHERE, document.text[begin:end])
-        return Located(name, document.text[begin:end], [], "")
+            raise LeftOut(NOWHERE, passage)
+        return Located(name, passage, [], "")
 
     @cached_property
-    def _names(self) -> dict[str, list[str]]:
+    def _names(self) -> dict[str, set[str]]:
         """The documents by what people may write for each: with or without its folders and its suffix, in any case,
         with other blanks and marks."""
-        names: dict[str, list[str]] = {}
+        names = defaultdict(set)
         for name in self._texts.states():
             path = PurePath(name)
-            plain = {_letters(form) for form in (name, path.name, path.stem)}
-            for form in {name, path.name, path.stem, *plain}:
-                names.setdefault(form, []).append(name)
+            for form in (name, str(path.with_suffix("")), path.name, path.stem):
+                names[form].add(name)
+                names[_letters(form)].add(name)
         return names
 
     def _name(self, given: str) -> str:
-        for form in (given, PurePath(given.replace("\\", "/")).name, _letters(given)):
-            matches = self._names.get(form, [])
-            if len(matches) == 1:
+        path = PurePath(given.replace("\\", "/"))
+        for form in (str(path), _letters(str(path)), path.name, _letters(path.name)):
+            if matches := sorted(self._names.get(form, ())):
+                if len(matches) > 1:
+                    raise InputError(
+                        f"document {excerpt(given)}: may be {', '.join(matches)}: give its path in the folder"
+                    )
                 return matches[0]
-            if matches:
-                raise InputError(f"document {excerpt(given)}: may be {', '.join(matches)}: give its path in the folder")
         close = difflib.get_close_matches(_letters(given), self._names, n=1)
-        meant = f"; did you mean {self._names[close[0]][0]!r}?" if close else ""
+        meant = f"; did you mean {min(self._names[close[0]])!r}?" if close else ""
         raise InputError(f"document {excerpt(given)}: {self._texts.what} has no such text{meant}")
 
 

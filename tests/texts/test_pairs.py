@@ -13,7 +13,7 @@ from swep_ds.pipeline.asked import apart, numbers, write_asked
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.texts.folder import FolderTexts
-from swep_ds.texts.pairs import NOWHERE, SEVERAL, Document, PairLocator
+from swep_ds.texts.pairs import NOWHERE, SEVERAL, PairLocator, Searched
 from tests.support.bad_input import refused
 
 FILLER = " ".join(f"filler{number}" for number in range(120))
@@ -78,6 +78,8 @@ def test_a_document_has_one_meaning_or_is_asked_back(folder, tmp_path):
     assert refused(PairLocator(FolderTexts(tmp_path, "docs")), "same", "Who?", []) == (
         "document 'same': may be a/same.txt, b/same.txt: give its path in the folder"
     )
+    same = PairLocator(FolderTexts(tmp_path, "docs"))
+    assert [same(name, "Who?", []).document for name in ("b/same", "B\\same.TXT")] == ["b/same.txt"] * 2
     said = refused(read_examples, str(folder / "pairs.csv"), training=True)
     assert "pairs.csv: row 2: has a document in place of a context: name the folder of documents in data.texts" in said
 
@@ -86,7 +88,7 @@ def test_any_words_of_a_document_are_found_however_they_are_folded():
     rng = random.Random(0)
     words = ["".join(rng.choices(string.ascii_letters + "éß-'’", k=rng.randint(2, 9))).strip("-'’") for _ in range(900)]
     text = " ".join(words)
-    document = Document(text)
+    document = Searched(text)
     for _ in range(200):
         first = rng.randrange(len(words) - 3)
         wanted = " ".join(words[first : first + 3])

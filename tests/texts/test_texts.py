@@ -219,7 +219,7 @@ def test_a_score_over_all_texts_tells_search_from_reading(model, tmp_path, monke
     exact = [
         normalize_answer(reply.text) == normalize_answer(row[1]) for reply, row in zip(expected, rows, strict=True)
     ]
-    assert [answer["exact"] for answer in answers] == exact
+    assert [answer["exact_match"] for answer in answers] == exact
     assert exact[0]
     assert score["exact_match"] == [100 * sum(exact) / 5]
     assert score["declined"] == [100 * sum(not reply.text for reply in expected) / 5]
