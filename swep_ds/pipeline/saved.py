@@ -195,7 +195,8 @@ def evaluate_saved(
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.scorer_of))
     named = {f"{name}{TRAINED_ON}": examples for name, examples in known.items()}
-    known_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, scoring.scorer_of))
+    rules_of = {name: scoring.scorer_of(name.removesuffix(TRAINED_ON)) for name in named}
+    known_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, rules_of.__getitem__))
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
