@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
-from xxhash import xxh3_64_hexdigest
 
 from swep_ds.common.errors import InputError, at
-from swep_ds.common.files import user_path
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -56,22 +54,10 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
     if remarks is not None:
         warn_of_known(recipe, training, tests)
-    if data.negatives:
-        training = _with_negatives(data, training, held_out)
     if data.augmented:
         named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
         training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
-
-
-def _with_negatives(data: DataSection, training: list[Example], held_out: set[str]) -> list[Example]:
-    from swep_ds.texts.folder import FolderTexts
-    from swep_ds.texts.negatives import with_negatives  # imports PyTorch
-
-    texts = {xxh3_64_hexdigest(example.context.encode()): example.context for example in training}
-    if data.texts is not None:
-        texts = FolderTexts(user_path(data.texts), f"data.texts {data.texts}")
-    return with_negatives(training, texts, data.negatives, held_out)
 
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:
