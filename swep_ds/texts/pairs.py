@@ -148,6 +148,8 @@ class PairLocator:
         return names
 
     def _name(self, given: str) -> str:
+        if not given.strip():
+            raise InputError("document is empty: name one, or give a context")
         for form in (given, PurePath(given.replace("\\", "/")).name, _letters(given)):
             matches = self._names.get(form, [])
             if len(matches) == 1:
