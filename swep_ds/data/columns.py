@@ -88,10 +88,10 @@ def check_names(
     context, which may be found in a document if the reader has some; or the rows are MRQA's."""
     chosen = column_names(names, columns)
     text = "context"
-    if has_documents and "context" not in chosen:
+    if "context" not in chosen and (has_documents or "document" in chosen):
         text = "document"
     missing = [column for column in ("question", text) if column not in chosen]
-    if missing == ["context"] and needs_context and "document" in chosen:
+    if not missing and text == "document" and needs_context and not has_documents:
         raise InputError(
             "has a document in place of a context: name the folder of documents in data.texts (--texts) or, if "
             f"{chosen['document']!r} is the text itself, set data.columns.context (--columns) to it"
