@@ -135,8 +135,7 @@ def read_reported(
         if examples and examples[0].withheld:
             warn_once(f"{field}: none of its questions has an answer: taken as withheld, and without a score")
     if not examples:
-        fields = "data.unanswerable, data.repeated_answers or data.misplaced_answers"
-        raise InputError(f"{field}: {source}: {fields} drops all of its questions")
+        raise InputError(f"{field}: {source}: all of its questions are left out: the warnings above say why")
     return examples
 
 

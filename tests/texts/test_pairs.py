@@ -80,6 +80,15 @@ def test_a_document_has_one_meaning_or_is_asked_back(folder, tmp_path):
     )
     same = PairLocator(FolderTexts(tmp_path, "docs"))
     assert [same(name, "Who?", []).document for name in ("b/same", "B\\same.TXT")] == ["b/same.txt"] * 2
+    for table, fault in (
+        ("question,answer,document\nWho?,x, ", "document is empty: name one, or give a context"),
+        ("question,answer,file\nWho?,x,same", "has no column document (found: "),
+        ("Frage,answer,document\nWho?,x,same", "has no column question (found: "),
+        ("question,reply,document\nWho?,x,a/same", "(found: ['question', 'document'])"),
+    ):
+        (tmp_path / "bad.csv").write_text(table)
+        choices = Choices(locate=PairLocator(FolderTexts(tmp_path, "docs")))
+        assert fault in refused(read_examples, str(tmp_path / "bad.csv"), training=True, choices=choices)
     said = refused(read_examples, str(folder / "pairs.csv"), training=True)
     assert "pairs.csv: row 2: has a document in place of a context: name the folder of documents in data.texts" in said
 
