@@ -75,19 +75,23 @@ def evaluate_over_texts(
         for name, examples in tests.items():
             say(f"{name}{ending}: {len(examples)} questions over {len(names)} texts")
             marking = Marking(examples, rules)
-            table = _asked(asks, names, examples, marking, passages)
+            table = _asked(asks, names, marking, passages)
             scores[kind][name] = _score(table, clusters(examples), say)
-            _write(output_dir, f"{name}{ending}", table, marking)
+            predictions = dict(zip(table["id"], table["answer"], strict=True))
+            write_predictions(output_dir, f"{name}{ending}", {"predictions": predictions}, marking)
+            (output_dir / "answers").mkdir(exist_ok=True)
+            rows = table.astype(object).where(table.notna(), None).to_dict("records")
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            write_atomically(output_dir / "answers" / f"{name}{ending}.jsonl", lines)
     write_remarks(output_dir, remarks, say)
     write_results(output_dir, {"model": model, "texts": texts.what, **scores, "versions": versions()})
     say(f"answers in {output_dir / 'answers'}, results in {output_dir}")
 
 
-def _asked(
-    asks: TextsAnswerer, names: set[str], examples: list[Example], marking: Marking, passages: int
-) -> pd.DataFrame:
+def _asked(asks: TextsAnswerer, names: set[str], marking: Marking, passages: int) -> pd.DataFrame:
     """A row for each question, with its reply and the `MEASURES`, from 0 to 1. `names`: all texts."""
     rows = []
+    examples = marking.examples
     replies = asks.answer(example.question for example in examples)
     for example, [reply] in zip(examples, replies, strict=True):
         row = {"id": example.id, "question": example.question, "accepted": example.answers, "answer": reply.text}
@@ -99,7 +103,7 @@ def _asked(
         if example.answers and reply.text and row["document"]:
             row["right_text"] = reply.name == row["document"]
         rows.append(row)
-    table = pd.DataFrame(rows, columns=[*rows[0], *(name for name in MEASURES if name not in rows[0])], dtype=object)
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys([*rows[0], *MEASURES])), dtype=object)
     table["exact_match"], table["f1"] = marking.of(dict(zip(table["id"], table["answer"], strict=True)))
     table["exact_if_found"] = table["exact_match"].where(table["passage_found"].eq(True))
     return table
@@ -130,11 +134,3 @@ def _score(table: pd.DataFrame, cluster_Q: np.ndarray, say: Callable[[str], None
         say(line)
     say(f"    in brackets {LEVEL} % intervals over texts, where these are at least {MIN_TEXTS}")
     return score | {"total": len(table)}
-
-
-def _write(folder: Path, name: str, table: pd.DataFrame, marking: Marking) -> None:
-    write_predictions(folder, name, {"predictions": dict(zip(table["id"], table["answer"], strict=True))}, marking)
-    (folder / "answers").mkdir(exist_ok=True)
-    rows = table.astype(object).where(table.notna(), None).to_dict("records")
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomically(folder / "answers" / f"{name}.jsonl", lines)

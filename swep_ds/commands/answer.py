@@ -19,8 +19,6 @@ question, answer ("" = none), probability, confidence, start and end in the cont
 and heading, and with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
 """
 
-import csv
-import io
 import json
 import math
 import time
@@ -109,6 +107,8 @@ def answer() -> None:
 
 
 def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[str, Any]) -> None:
+    import pandas as pd
+
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.choices import Choices
     from swep_ds.data.chunks import Chunks, digest
@@ -148,17 +148,11 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     began = time.monotonic()
     count = chunks.fill(setup, examples, size, ask)
     if arguments.output.suffix.lower() == ".csv":
-        chunks.finish([_as_csv(list(chunks.lines()))])
+        table = pd.DataFrame(chunks.lines(), dtype=object)  # else whole numbers beside gaps become fractions
+        if n_best > 1:
+            table["answers"] = table["answers"].map(json.dumps)
+        chunks.finish(["\ufeff" + table.to_csv(index=False, lineterminator="\r\n")])  # Excel needs the mark
     else:
         chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
     rate = 60 * count / (time.monotonic() - began)
     Console().print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")
-
-
-def _as_csv(lines: list[dict[str, Any]]) -> str:
-    table = io.StringIO(newline="")
-    writer = csv.writer(table)
-    writer.writerow(lines[0])
-    for line in lines:
-        writer.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in line.values()])
-    return "\ufeff" + table.getvalue()  # Excel needs the mark

@@ -16,7 +16,8 @@ from swep_ds.common.number_formats import shown
 
 SUFFIXES = (".xlsx", ".ods")
 ERRORS = ("#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")  # what a formula may show
-# the row's number in the sheet, whether it is hidden, its cells and, by place of a merged one, the last row that it is in
+NO_RESULT = "the formula in {} has no stored result: open the workbook in Excel and save it"
+# the row's number in the sheet, whether it is hidden, its cells and, by place of each merged one, its last row
 Rows = Iterator[tuple[int, bool, list[str], dict[int, int]]]
 Say = Callable[[str], None]
 
@@ -79,10 +80,6 @@ def _chosen(visible: dict[str, bool], wanted: str | None, say: Say) -> str:
     return chosen
 
 
-def _no_result(place: str) -> InputError:
-    return InputError(f"the formula in {place} has no stored result: open the workbook in Excel and save it")
-
-
 def _xlsx_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
     with as_input_error("is a workbook", "pip install '.[documents]' to read it"):
         import openpyxl  # takes 0.3 s
@@ -103,7 +100,7 @@ def _xlsx_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
     for number, cells in enumerate(results[name].iter_rows(), 1):
         for cell in cells:
             if cell.value is None and cell is not EMPTY_CELL and book[name][cell.coordinate].data_type == "f":
-                raise _no_result(f"cell {cell.coordinate}")
+                raise InputError(NO_RESULT.format(f"cell {cell.coordinate}"))
         # openpyxl leaves a carriage return as it is escaped
         texts = [shown(cell.value, cell.number_format, say).replace("_x000D_", "\r") for cell in cells]
         yield number, number in hidden, texts, last_rows.get(number, {})
@@ -126,7 +123,7 @@ def _ods_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
         for cell in node:
             text = "\n".join("".join(paragraph.itertext()) for paragraph in cell.findall(_TEXT + "p"))
             if not text and cell.get(_TABLE + "formula") and not cell.get(_OFFICE + "value-type"):
-                raise _no_result(f"row {number}, column {len(row) + 1}")
+                raise InputError(NO_RESULT.format(f"row {number}, column {len(row) + 1}"))
             if (spanned := int(cell.get(_TABLE + "number-rows-spanned", 1))) > 1:
                 last_rows[len(row)] = number + spanned - 1
             row += [text] * int(cell.get(_TABLE + "number-columns-repeated", 1))

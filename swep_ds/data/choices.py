@@ -10,10 +10,8 @@ from swep_ds.data.columns import Columns
 class Located(NamedTuple):
     """Where a document answers a question."""
 
-    document: str  # its name
-    context: str  # the passage around the answer
-    answers: list[tuple[str, Any]]  # as of `answer_pairs`: the first one with its place in the context
-    remark: str
+    fields: dict[str, Any]  # to replace those of its row: context, title and, if there are any, answers
+    remark: str = ""
 
 
 @dataclass(frozen=True)

@@ -168,15 +168,10 @@ def _about_document(id_: str, fields: Fields, choices: Choices, *, training: boo
     """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
     answers = [text for text, _ in answer_pairs(fields, "")] if training or not ANSWERED.isdisjoint(fields) else []
     located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
-    texts = [text for text, _ in located.answers]
-    starts = [start for _, start in located.answers]
-    placed = {**fields, "context": located.context, "title": located.document}
-    if texts:
-        placed["answers"] = {"text": texts, "answer_start": starts}
-    judged = _judged(id_, placed, choices, training=training, labels=labels)
+    judged = _judged(id_, fields | located.fields, choices, training=training, labels=labels)
     if judged.remark or not located.remark:
         return judged
-    return judged._replace(remark=located.remark, passage=located.context)
+    return judged._replace(remark=located.remark, passage=located.fields["context"])
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:

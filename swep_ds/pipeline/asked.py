@@ -5,12 +5,11 @@ A question is known by its words and those of its first answer, so that it is re
 
 from collections.abc import Iterable
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from swep_ds.common.errors import InputError, reason
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import user_path
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
@@ -40,11 +39,8 @@ def read_asked(folder: str | Path, kind: str) -> np.ndarray:
     file = Path(folder) / ASKED
     if not file.is_file():
         return np.array([], np.uint64)
-    try:
-        with np.load(file) as asked:
-            return asked[kind]
-    except (BadZipFile, KeyError, OSError, ValueError) as error:
-        raise InputError(f"{file}: damaged ({reason(error)}): export the model again, or remove the file") from None
+    with as_input_error(f"{file}: damaged", "export the model again, or remove the file"), np.load(file) as asked:
+        return asked[kind]
 
 
 def held_out_by(run: str) -> np.ndarray:
@@ -59,12 +55,10 @@ def held_out_by(run: str) -> np.ndarray:
 
 
 def apart(tests: dict[str, list[Example]], model: str) -> tuple[dict[str, list[Example]], dict[str, list[Example]]]:
-    """The questions of each test set that the model in this folder was not trained on, and those that it was."""
+    """The questions of each test set that this model was not trained on, and those that it was."""
     trained = read_asked(resolve_model(model), "trained")
-    new: dict[str, list[Example]] = {}
-    known: dict[str, list[Example]] = {}
+    sides: tuple[dict[str, list[Example]], dict[str, list[Example]]] = ({}, {})
     for name, examples in tests.items():
-        is_known_Q = np.isin(numbers(examples), trained)
-        for example, is_known in zip(examples, is_known_Q.tolist(), strict=True):
-            (known if is_known else new).setdefault(name, []).append(example)
-    return new, known
+        for example, is_known in zip(examples, np.isin(numbers(examples), trained), strict=True):
+            sides[int(is_known)].setdefault(name, []).append(example)
+    return sides

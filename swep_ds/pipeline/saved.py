@@ -193,19 +193,19 @@ def evaluate_saved(
     scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
-    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.scorer_of))
-    named = {f"{name}{TRAINED_ON}": examples for name, examples in known.items()}
-    rules_of = {name: scoring.scorer_of(name.removesuffix(TRAINED_ON)) for name in named}
-    known_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, rules_of.__getitem__))
+    named = tests | {f"{name}{TRAINED_ON}": examples for name, examples in known.items()}
+    rules = {name: scoring.scorer_of(name.removesuffix(TRAINED_ON)) for name in named}
+    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, rules.__getitem__))
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
     scorers = {test.name: test.rules for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
-    scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
-    known_scores = evaluation.run(saved.qa.predict, known_sets, output_dir, say)
+    every_score = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
+    scores = {name: every_score.pop(name) for name in tests}
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
-    results |= {"trained_on": known_scores} if known else {}
+    if known:
+        results["trained_on"] = every_score
     calibrator = saved.calibrator.model_dump() if saved.calibrator else None
     results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator, versions=versions())
     write_on_rank0(lambda: write_remarks(output_dir, remarks, say), output_dir)
@@ -213,7 +213,7 @@ def evaluate_saved(
     if ranks.is_main() and scores:
         print_scores(scores, model_name)
     if ranks.is_main() and known:
-        print_scores(known_scores, f"{model_name}, on questions that it was trained on", mean=False)
+        print_scores(every_score, f"{model_name}, on questions that it was trained on", mean=False)
     say(f"results in {output_dir / RESULTS}")
 
 

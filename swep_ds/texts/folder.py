@@ -15,12 +15,13 @@ from xxhash import xxh3_64_hexdigest
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import read_sealed, sealed, write_atomically
 from swep_ds.texts.documents import PLAIN, SUFFIXES, Document, read_document
-from swep_ds.texts.reader import from_json, read_documents
+from swep_ds.texts.reader import Died, from_json, read_documents
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # part of every document's state: raise it when their texts change
 SETTLED = 2 * 10**9  # ns after which a file's times have changed if its content has; some file systems keep 2 s
 _TOLD: set[str] = set()  # why files are left out, as far as this process has said it
+_DIED: dict[tuple[Path, str], str] = {}  # of documents that ended their reader: others may find the machine less busy
 
 
 class FolderTexts:
@@ -79,19 +80,27 @@ class FolderTexts:
         return self.document(name).text
 
     def _read(self, states: dict[str, str]) -> Iterator[tuple[str, Document | str]]:
-        """By name each document, or why it cannot be read, which is kept in the cache."""
+        """By name each document, or why it cannot be read. Both are kept in the cache, unless the reader ended."""
         unread = {}
         for name, state in states.items():
             try:
-                yield name, read_document(self.folder / name) if _is_plain(name) else _kept(self._record(name), state)
+                if _is_plain(name):
+                    yield name, read_document(self.folder / name)
+                else:
+                    record = self._record(name)
+                    yield name, _DIED.get((record, state)) or _kept(record, state)
             except InputError as error:
                 yield name, str(error)
             except (OSError, ValueError):
                 unread[name] = state
         outcomes = read_documents(self.folder / name for name in unread)
         for (name, state), outcome in zip(unread.items(), outcomes, strict=True):
-            self._record(name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._record(name), sealed(json.dumps([state, outcome])))
+            record = self._record(name)
+            if isinstance(outcome, Died):
+                _DIED[record, state] = outcome
+            else:
+                record.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(record, sealed(json.dumps([state, outcome])))
             if isinstance(outcome, Document) and outcome.remarks:
                 log.warning("%s: %s", self.folder / name, "; ".join(outcome.remarks))
             yield name, outcome

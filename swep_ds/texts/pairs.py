@@ -10,7 +10,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import PurePath
 
 import numpy as np
@@ -26,25 +26,22 @@ SEVERAL = "the answer occurs several times in its document: taken where the word
 NOWHERE = "its document does not hold the answer: left out; copy it from the document"
 INSIDE = "its document has the answer only at the beginning of longer words"
 DOCUMENTS_KEPT = 16  # read documents: rows about one mostly follow each other
-_QUOTES = dict.fromkeys("\"'`´‘’‚‛“”„‟‹›«»", "'")
-_DROPPED = ("Zs", "Cc", "Cf", "Pd")  # categories of Unicode: blanks, line breaks, soft hyphens, dashes
+_QUOTES = "\"'`´‘’‚‛“”„‟‹›«»"
+_DROPPED = ("Zs", "Zl", "Zp", "Cc", "Cf", "Pd")  # categories of Unicode: blanks, line breaks, soft hyphens, dashes
 
 
-class _Folding(dict):
-    """By character what it is compared as."""
-
-    def __missing__(self, character: str) -> str:
-        is_dropped = unicodedata.category(character) in _DROPPED or character in "\u2028\u2029\u2212"  # minus
-        self[character] = "" if is_dropped else unicodedata.normalize("NFKD", character).casefold()
-        return self[character]
-
-
-_FOLDED = _Folding(_QUOTES)
+@cache
+def _folded(character: str) -> str:
+    if character in _QUOTES:
+        return "'"
+    if unicodedata.category(character) in _DROPPED or character == "\N{MINUS SIGN}":
+        return ""
+    return unicodedata.normalize("NFKD", character).casefold()
 
 
 def folded(text: str) -> str:
     """The text without case, blanks and dashes, and with one kind of quotation mark."""
-    return "".join(map(_FOLDED.__getitem__, text))
+    return "".join(map(_folded, text))
 
 
 class Searched:
@@ -64,7 +61,7 @@ class Searched:
     @cached_property
     def folded(self) -> tuple[str, np.ndarray]:
         """The folded text, and the place in `text` of each of its characters."""
-        pieces = list(map(_FOLDED.__getitem__, self.text))
+        pieces = list(map(_folded, self.text))
         return "".join(pieces), np.repeat(np.arange(len(pieces)), list(map(len, pieces)))
 
     def places(self, answer: str) -> tuple[list[tuple[int, int]], bool]:
@@ -131,17 +128,17 @@ class PairLocator:
                 begin, end = max(places, key=lambda place: likeness_P[document.holding(*place)].max())
                 passages = document.holding(begin, end)
                 first, last = document.begins[passages][0], document.ends[passages][-1]
-                others = [(other, None) for other in answers if other != answer]
-                placed = [(document.text[begin:end], begin - first), *others]
+                texts = [document.text[begin:end], *(other for other in answers if other != answer)]
+                placed = {"text": texts, "answer_start": [begin - first] + [None] * (len(texts) - 1)}
                 remark = "" if whole else INSIDE
                 if len(places) > 1:
                     remark = SEVERAL
-                return Located(name, document.text[first:last], placed, remark)
+                return Located({"title": name, "context": document.text[first:last], "answers": placed}, remark)
         nearest = document.likeness([*asked, *(word for answer in answers for word in words(answer))]).argmax()
         passage = document.text[document.begins[nearest] : document.ends[nearest]]
         if answers:
             raise LeftOut(NOWHERE, passage)
-        return Located(name, passage, [], "")
+        return Located({"title": name, "context": passage})
 
     @cached_property
     def _names(self) -> dict[str, set[str]]:

@@ -19,6 +19,10 @@ from swep_ds.texts.documents import Document, read_document
 LIMIT = 60  # seconds that a document may take
 
 
+class Died(str):
+    """Why a document cannot be read: the process ended, or was too slow."""
+
+
 def read_documents(paths: Iterable[Path]) -> Iterator[Document | str]:
     """Each document, or why it cannot be read."""
     process = None
@@ -35,9 +39,10 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document | str]:
             what = f"ends the process that reads it (exit code {process.returncode})"
             if process.returncode == -signal.SIGALRM:
                 what = f"takes more than {LIMIT} seconds"
-            reply = json.dumps(f"{path}: {what}: save it anew, or its text as .txt")
             process = None
-        yield from_json(json.loads(reply))
+            yield Died(f"{path}: {what}: save it anew, or its text as .txt")
+        else:
+            yield from_json(json.loads(reply))
     if process:
         process.communicate()
 

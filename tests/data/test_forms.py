@@ -279,7 +279,7 @@ def test_a_spreadsheet_with_a_title_above_its_header(tmp_path, caplog):
     assert "row 6: answer shows the error #N/A: correct it" in refused(str(file))
     book.active["A3"] = "Frage"
     book.save(file)
-    assert "row 3: has no column question, context, answers (found: ['Pairs of May', '" in refused(str(file))
+    assert "row 3: has no column question, context, answers (found: ['Pairs of May'])" in refused(str(file))
 
 
 @pytest.mark.parametrize(
