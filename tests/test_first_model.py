@@ -133,7 +133,7 @@ def test_from_a_workbook_and_a_folder_of_documents_to_an_endpoint(folder, monkey
         answers = lines(f"after/answers/{file}.jsonl")
         score = results[kind]["mine"]
         assert score["total"] == len(answers)
-        assert score["exact_match"][0] == pytest.approx(100 * mean(answer["exact"] for answer in answers))
+        assert score["exact_match"][0] == pytest.approx(100 * mean(answer["exact_match"] for answer in answers))
         right = [answer["name"] == answer["document"] for answer in answers if answer["accepted"]]
         assert score["right_text"][0] == pytest.approx(100 * mean(right))
         assert (score["passage_found"][0], score["declined"][0]) == (100, 0)

@@ -184,9 +184,7 @@ def test_some_question_must_be_left(tmp_path, setting, answer):
     (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
     settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
     said = refused(load_examples, Recipe.load("quickstart", settings))
-    assert said.endswith(
-        "data.unanswerable, data.repeated_answers or data.misplaced_answers drops all of its questions"
-    )
+    assert said.endswith("rows.json: all of its questions are left out: the warnings above say why")
 
 
 # Fractions and samples
