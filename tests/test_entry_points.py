@@ -1,5 +1,5 @@
-"""Every program beside the package answers a wrong option with one line (tests/commands/test_main.py: those of
-`swep-ds`)."""
+"""Every program beside the package answers a wrong option with one line, and shows its help
+(tests/commands/test_main.py: those of `swep-ds`)."""
 
 import pytest
 
@@ -20,7 +20,8 @@ PROGRAMS = {  # by the words without which something that is missing would be th
 
 
 @pytest.mark.parametrize(("program", "words"), PROGRAMS.items(), ids=str)
-def test_a_wrong_option_is_one_line(program, words):
+def test_help_and_a_wrong_option(program, words):
+    assert run_script(program, "--help").stdout.startswith("usage: ")
     refused = run_script(program, *words, "--no_such_option", check=False)
     assert refused.returncode == 2
     assert "--no_such_option" in refused.stderr.splitlines()[-1]

@@ -143,6 +143,21 @@ def test_the_pages_are_found_are_short_and_are_in_the_index():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(linked)
 
 
+def test_the_readmes_code_does_not_scroll_sideways_and_it_shows_the_report():
+    """GitHub shows some 95 characters of a line of code."""
+    text = PAGES["README.md"]
+    blocks = [content for _, content in FENCED.findall(text)]
+    indented = re.findall(r"^    .*", FENCED.sub("", text), re.MULTILINE)
+    assert [line for line in [*"".join(blocks).splitlines(), *indented] if len(line) > 95] == []
+    assert "](docs/report.png)" in text
+    assert (ROOT / "docs" / "report.png").stat().st_size <= 150_000
+
+
+def test_ci_runs_the_readmes_two_commands_in_their_order():
+    for text in (PAGES["README.md"], (ROOT / ".ci" / "run").read_text()):
+        assert re.search(r"make quickstart\b.*make test\b", text, re.DOTALL)
+
+
 def test_the_messages_of_the_trouble_page_are_those_of_the_code():
     texts = []
     for file in (ROOT / "swep_ds").rglob("*.py"):

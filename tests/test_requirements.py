@@ -1,6 +1,7 @@
 """The bounds of pyproject.toml, the two files that are compiled from them, and how they are installed."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -84,6 +85,15 @@ def test_deepspeed_with_silent_gradient_faults_is_shut_out():
     [deepspeed] = [requirement for requirement in DEPENDENCIES if requirement.name == "deepspeed"]
     assert not [*deepspeed.specifier.filter(["0.18.3", "0.18.9", "0.19.0", "0.19.3"])]
     assert (str(bound(deepspeed, ">=")), str(bound(deepspeed, "<"))) == (OLDEST, TOO_NEW)
+
+
+def test_the_installation_page_names_the_versions_that_are_admitted():
+    [torch] = [requirement for requirement in DEPENDENCIES if requirement.name == "torch"]
+    text = " ".join((ROOT / "docs" / "install.md").read_text().split())
+    lowest, beyond = bound(torch, ">="), bound(torch, "<")
+    python = re.fullmatch(r">=(3\.\d+),<3\.(\d+)", PROJECT["requires-python"])
+    expected = f"({lowest} to {beyond.major}.{beyond.minor - 1}, Python {python[1]} to 3.{int(python[2]) - 1})"
+    assert f"that has PyTorch {expected}" in text
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def evaluate_over_texts(
     every = read_data_sets(data, choices, remarks)
     for name, examples in every.items():
         if examples[0].withheld:
-            raise InputError(f"--data {name}: its answers are withheld: give data with answers")
+            raise InputError(f"--data {name}: has no answers to score: add a column answer, or name yours in --columns")
     asks = QuestionAnswerer(model, **reading).over(texts, passages)
     names = set(texts.states())
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     text = "train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such as "
     text += "8x80, or 2xcpu (default: this machine's devices); without --ds_config it compares the shipped ones"
     instead.add_argument("--plan", nargs="?", const="", metavar="NxGIB", help=text)
-    text = "train nothing: compare what the ranks see, and check what a start would refuse"
+    text = "train nothing: do on all ranks what a start does before its first update, and compare what they see"
     instead.add_argument("--preflight", action="store_true", help=text)
     add_launch_options(options)
     return options
@@ -71,9 +71,9 @@ def train() -> None:
         return
     if arguments.preflight:
         with launch(arguments.ranks, "train", "--preflight"):
-            from swep_ds.cost.preflight import preflight  # takes seconds: after the settings are checked
+            from swep_ds.pipeline.run import preflight  # takes seconds: after the settings are checked
 
-            preflight(recipe, ds_config, folder)
+            preflight(recipe, ds_config, folder, arguments.resume)
         return
     with launch(arguments.ranks, "train"):
         from swep_ds.pipeline.run import run

@@ -87,13 +87,16 @@ def check_names(
     """`column_names` of a row or table. Raises InputError: none stands for the question or, if it is needed, for the
     context, which may be found in a document if the reader has some; or the rows are MRQA's."""
     chosen = column_names(names, columns)
-    missing = [column for column in ("question", "context") if column not in chosen]
-    if missing == ["context"] and needs_context and "document" in chosen and not has_documents:
+    text = "context"
+    if "context" not in chosen and (has_documents or "document" in chosen):
+        text = "document"
+    missing = [column for column in ("question", text) if column not in chosen]
+    if not missing and text == "document" and needs_context and not has_documents:
         raise InputError(
             "has a document in place of a context: name the folder of documents in data.texts (--texts) or, if "
             f"{chosen['document']!r} is the text itself, set data.columns.context (--columns) to it"
         )
-    if "question" in missing or (missing and needs_context and "document" not in chosen):
+    if "question" in missing or (missing and needs_context):
         if ANSWERED.isdisjoint(chosen):
             missing.append("answers")
         fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME; {EXPORTS}"

@@ -166,7 +166,7 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
 
 def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
     """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
-    answers = [] if ANSWERED.isdisjoint(fields) else [text for text, _ in answer_pairs(fields, "")]
+    answers = [text for text, _ in answer_pairs(fields, "")] if training or not ANSWERED.isdisjoint(fields) else []
     located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
     judged = _judged(id_, fields | located.fields, choices, training=training, labels=labels)
     if judged.remark or not located.remark:

@@ -66,9 +66,12 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
 
 def hold_out_again(examples: list[Example], was_held_out_Q: np.ndarray) -> tuple[list[Example], list[Example]]:
-    """Splits into (kept, held out): the groups (`_inseparable`) with a question that was held out before."""
+    """The examples of no group (`_inseparable`) with a question that was held out before, and those questions. New ones
+    of such a group are in neither: they would change the test set, and their text was kept from training."""
     groups, _ = _inseparable(examples, least_articles=1)
-    return _divided(examples, groups, {groups[number] for number in np.flatnonzero(was_held_out_Q)})
+    held_out = np.flatnonzero(was_held_out_Q)
+    kept, _ = _divided(examples, groups, {groups[number] for number in held_out})
+    return kept, [examples[number] for number in held_out]
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:

@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
-from xxhash import xxh3_64_hexdigest
 
 from swep_ds.common.errors import InputError, at
-from swep_ds.common.files import user_path
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -19,6 +17,7 @@ from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
 
 Remarks = list[dict[str, str]]  # rows of remarks.jsonl
+ABOUT_HELD_OUT = "about a held-out article: left out"
 
 
 def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[Example], dict[str, list[Example]]]:
@@ -47,7 +46,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
             raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
         others = [example for example in part if not held_out.isdisjoint((example.context, example.article))]
         if remarks is not None:
-            told = [Remark(example.id, "about a held-out article: left out", True) for example in others]
+            told = [Remark(example.id, ABOUT_HELD_OUT, True) for example in others]
             _report(field, told, len(part), remarks)
         chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
@@ -55,22 +54,10 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
     if remarks is not None:
         warn_of_known(recipe, training, tests)
-    if data.negatives:
-        training = _with_negatives(data, training, held_out)
     if data.augmented:
         named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
         training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
-
-
-def _with_negatives(data: DataSection, training: list[Example], held_out: set[str]) -> list[Example]:
-    from swep_ds.texts.folder import FolderTexts
-    from swep_ds.texts.negatives import with_negatives  # imports PyTorch
-
-    texts = {xxh3_64_hexdigest(example.context.encode()): example.context for example in training}
-    if data.texts is not None:
-        texts = FolderTexts(user_path(data.texts), f"data.texts {data.texts}")
-    return with_negatives(training, texts, data.negatives, held_out)
 
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:
@@ -96,7 +83,7 @@ def _tests(
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
-        training, tests[HOLDOUT] = _held_out(data, training)
+        training, tests[HOLDOUT] = _held_out(data, training, remarks)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
@@ -105,7 +92,9 @@ def _tests(
     return training, tests
 
 
-def _held_out(data: DataSection, training: list[Example]) -> tuple[list[Example], list[Example]]:
+def _held_out(
+    data: DataSection, training: list[Example], remarks: Remarks | None
+) -> tuple[list[Example], list[Example]]:
     """The training examples that are kept, and those held out."""
     if data.holdout_of is None:
         return hold_out_articles(training, data.holdout_fraction)
@@ -113,6 +102,10 @@ def _held_out(data: DataSection, training: list[Example]) -> tuple[list[Example]
     for examples, what in ((held_out, "is in"), (kept, "is not in")):
         if not examples:
             raise InputError(f"data.holdout_of {data.holdout_of}: each question of data.train {what} its held-out part")
+    if remarks is not None:
+        used = {example.id for example in (*kept, *held_out)}
+        told = [Remark(each.id, ABOUT_HELD_OUT, True) for each in training if each.id not in used]
+        _report(data.home_field, told, len(training), remarks)
     return kept, held_out
 
 
@@ -142,8 +135,7 @@ def read_reported(
         if examples and examples[0].withheld:
             warn_once(f"{field}: none of its questions has an answer: taken as withheld, and without a score")
     if not examples:
-        fields = "data.unanswerable, data.repeated_answers or data.misplaced_answers"
-        raise InputError(f"{field}: {source}: {fields} drops all of its questions")
+        raise InputError(f"{field}: {source}: all of its questions are left out: the warnings above say why")
     return examples
 
 

@@ -222,13 +222,13 @@ def training_batches(
 
 
 def load(
-    recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, source: str, *, weights: bool = True
+    recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, source: str
 ) -> tuple[Objective, dict[str, Any]]:
     """The model with the method, weights from `source`, and the ds_config resolved on the ranks of this process group.
 
     Raises InputError: as `load_model` and `complete_ds_config`; or this rank's machine cannot run what is asked for.
     """
-    qa = load_model(recipe, tokenizer, source, mapped=zero_stage(read_ds_config(ds_config)) == 3, weights=weights)
+    qa = load_model(recipe, tokenizer, source, mapped=zero_stage(read_ds_config(ds_config)) == 3)
     method = build(recipe.method, qa.hidden_size, qa.embedding_size)
     objective = Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
     setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
@@ -321,7 +321,7 @@ def check_alike(setup: dict[str, Any]) -> None:
         if differing := differences(first, other, most=5):
             raise InputError(
                 f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
-                f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
+                f"{ranks.host(0)}): {differing}: give all nodes the same versions, recipe, data and ds_config"
             )
 
 

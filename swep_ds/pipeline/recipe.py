@@ -70,8 +70,8 @@ class DataSection(Section):
     home: str | None = None  # of a mix: the source whose articles are held out, from all sources; null = the first
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
-    # A run that was trained before pairs were added: it holds out the same articles again, and no new ones, so that
-    # `swep-ds report NEW --against OLD` compares the two on questions that neither was trained on.
+    # A run that was trained before pairs were added: the questions that it held out are held out again, and new ones
+    # about their articles left out, so that `swep-ds report NEW --against OLD` compares the two on the same questions.
     holdout_of: str | None = None
     train_fraction: float = Field(1.0, gt=0, le=1)  # of each source, a nested, seeded subset: the 30 % hold the 10 %
     max_train_examples: Many | None = None  # the most training questions of each source to use; null = all
@@ -91,9 +91,6 @@ class DataSection(Section):
     # differs in case or white space only, its text close by, another answer that is at its own, or the only place
     misplaced_answers: Literal["error", "find", "drop"] = "error"
     texts: str | None = None  # folder of documents, for pairs with the name of a `document` in place of a context
-    # For each training question with an answer, so many of the best passages that do not hold it, as questions without
-    # an answer: of data.texts or, without that, of the training contexts. Needs unanswerable: train
-    negatives: int = Field(0, ge=0, le=100)
     # The names of columns or fields in the files, as in {question: Frage, context: Text}; {id: null} = the place of a
     # question is its id. A file without such a name has the field's own.
     columns: dict[str, str | None] = Field({})
@@ -129,8 +126,6 @@ class DataSection(Section):
             raise FieldFault(f"home: {excerpt(self.home)} is not a source of data.train{suggest(self.home, names)}")
         if self.holdout_of is not None and not self.holdout_fraction:
             raise FieldFault("holdout_of: nothing is held out: set data.holdout_fraction as in that run")
-        if self.negatives and self.unanswerable != "train":
-            raise FieldFault("negatives: have no answer: set data.unanswerable to train")
         if len(names) > 1 and self.augmented is not None:
             raise FieldFault("augmented: holds samples of one source, and data.train is a mix: set one of them only")
         return self

@@ -6,11 +6,13 @@ A recipe with `pretrain` goes through twice: first on that data, as a separate r
 import gc
 import logging
 import shlex
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -18,7 +20,7 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, RunExit, at, reason
-from swep_ds.common.files import folder_bytes, read_lines
+from swep_ds.common.files import PACKAGE, content_checksum, folder_bytes, read_lines, shipped
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -36,7 +38,7 @@ from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBat
 from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.ranks.accelerator import lean_heap, on_gpu, peak_memory_bytes
+from swep_ds.ranks.accelerator import lean_heap, machine, on_gpu, peak_memory_bytes
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import read_manifest
@@ -71,8 +73,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
     say = Console(quiet=not ranks.is_main()).print
     with RunFolder(output_dir) as folder:
         tags, split = _take(folder, recipe, resume)
-        if ranks.world_size() > 1:
-            check_shared(output_dir)
+        check_shared(output_dir)
         start = recipe.model.name
         if not tags:
             ranks.from_rank0(lambda: check_wandb(recipe.tracking))
@@ -88,6 +89,39 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
             _report(report, folder, tracker, say)
         else:
             tracker.finish()
+
+
+def preflight(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
+    """Does all that a start does before it builds the engine, compares versions and this package's code as well, and
+    leaves nothing in the folder. Collective. Arguments as `run`'s. Raises InputError: on all ranks, as a start would,
+    or where ranks differ."""
+    say = Console(quiet=not ranks.is_main()).print
+    code = [file for folder in (PACKAGE, shipped("kernels")) for file in sorted(folder.rglob("*.py"))]
+    seen = versions() | {"code of this package": content_checksum(code)}
+    for line in dict.fromkeys(ranks.gather(f"{socket.gethostname()}: {machine()}")):
+        say(line)
+    say(", ".join(f"{name} {value}" for name, value in seen.items()))
+    check_alike(seen)
+    with RunFolder(output_dir) as folder:
+        tags, split = _take(folder, recipe, resume)
+        check_shared(output_dir)
+        _setup(recipe, prepare(split, ds_config), tags)
+        if recipe.pretrain:
+            with RunFolder(folder.path / PRETRAIN) as first_folder, at(FIRST_STAGE):
+                first = recipe.first_stage()
+                tags, split = _take(first_folder, first, "auto")
+                _setup(first, prepare(split, ds_config), tags)
+    say(f"preflight: {ranks.world_size()} rank(s) can start, and see the same")
+
+
+def _setup(recipe: Recipe, prepared: Prepared, tags: list[Path]) -> dict[str, Any]:
+    """What a checkpoint must share with this run. Raises InputError: that is another on one of the ranks, or in the
+    first of the checkpoints `tags`."""
+    setup = resume_setup(recipe, prepared)
+    check_alike(setup | {"zero_optimization": prepared.config.get("zero_optimization", {})})
+    if tags:  # before the engine is built, which takes seconds
+        ranks.on_all_ranks(lambda: read_manifest(tags[0]).check_fits(tags[0], setup))
+    return setup
 
 
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
@@ -135,10 +169,7 @@ def _run_stage(
     outcomes: `main`, the mean of the weights, and `plain`, the last weights. `keep_fp32` as in `export_model`.
     """
     updates = prepared.batches.updates
-    setup = resume_setup(recipe, prepared)
-    check_alike(setup | {"zero_optimization": prepared.config.get("zero_optimization", {})})
-    if tags:  # before the engine is built, which takes seconds
-        ranks.on_all_ranks(lambda: read_manifest(tags[0]).check_fits(tags[0], setup))
+    setup = _setup(recipe, prepared, tags)
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
     with _engine(recipe, prepared) as engine:

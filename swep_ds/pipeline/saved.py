@@ -21,7 +21,6 @@ from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_remarks, write_results
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models import hub
 from swep_ds.models.extractive import ExtractiveQA
@@ -195,11 +194,8 @@ def evaluate_saved(
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
     named = tests | {f"{name}{TRAINED_ON}": examples for name, examples in known.items()}
-
-    def rules_of(name: str) -> Scorer:
-        return scoring.scorer_of(name.removesuffix(TRAINED_ON))
-
-    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, rules_of))
+    rules = {name: scoring.scorer_of(name.removesuffix(TRAINED_ON)) for name in named}
+    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(named, rules.__getitem__))
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)

@@ -40,12 +40,6 @@ def device_count() -> int:
     return torch.accelerator.device_count() if on_gpu() else 0
 
 
-def total_memory() -> list[int]:
-    """Bytes of memory of each accelerator; empty if the CPU computes."""
-    module = torch.get_device_module(device_type())
-    return [module.get_device_properties(number).total_memory for number in range(device_count())]
-
-
 def free_memory() -> list[int]:
     """Free bytes of memory of each accelerator; empty if the CPU computes."""
     module = torch.get_device_module(device_type())
@@ -98,4 +92,5 @@ def machine() -> str:
         cores = os.cpu_count() or 1
         memory = psutil.virtual_memory().total / 2**30
         return f"CPU {platform.machine()}, {cores} cores, {memory:.0f} GiB"
-    return f"{device_count()} x {product_name()}, {total_memory()[0] / 2**30:.0f} GiB each"
+    memory = torch.get_device_module(device_type()).get_device_properties(0).total_memory / 2**30
+    return f"{device_count()} x {product_name()}, {memory:.0f} GiB each"

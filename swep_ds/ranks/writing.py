@@ -43,8 +43,9 @@ def write_on_rank0(step: Callable[[], T], path: Path) -> T | None:
     return write_on_all_ranks(step if ranks.is_main() else None, path)
 
 
-def find_fault(folder: Path) -> str | None:
-    """What keeps this rank from sharing a folder with rank 0: "not writable (...)", "not shared (...)", or None.
+def check_shared(folder: Path) -> None:
+    """Raises InputError on every rank if one cannot write its parts of checkpoints into `folder`, or does not see those
+    of rank 0.
 
     Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again.
     """
@@ -69,15 +70,9 @@ def find_fault(folder: Path) -> str | None:
         this_file.unlink(missing_ok=True)
         for path in new_folders:
             path.rmdir()
-    return fault
-
-
-def check_shared(folder: Path) -> None:
-    """Raises InputError on every rank if one cannot write its parts of checkpoints into `folder`, or does not see those
-    of rank 0. Collective."""
-    for rank, fault in enumerate(ranks.gather(find_fault(folder))):
-        if fault is not None:
+    for rank, other in enumerate(ranks.gather(fault)):
+        if other is not None:
             raise InputError(
-                f"--output_dir {folder}: {fault} on rank {rank}, host {ranks.host(rank)}: name a folder on a file "
+                f"--output_dir {folder}: {other} on rank {rank}, host {ranks.host(rank)}: name a folder on a file "
                 "system that all nodes share"
             )

@@ -153,6 +153,8 @@ class PairLocator:
         return names
 
     def _name(self, given: str) -> str:
+        if not given.strip():
+            raise InputError("document is empty: name one, or give a context")
         path = PurePath(given.replace("\\", "/"))
         for form in (str(path), _letters(str(path)), path.name, _letters(path.name)):
             if matches := sorted(self._names.get(form, ())):

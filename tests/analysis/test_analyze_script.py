@@ -44,6 +44,9 @@ def test_words(run, tmp_path, analyze):
     assert (output / "words.png").read_bytes().startswith(b"\x89PNG")
     table = pd.read_csv(output / "words.csv")
     assert table[["method", "update", "words_changed"]].to_numpy().tolist() == [["swep", 1, 0.01], ["swep", 5, 0.05]]
+    drawn = (output / "words.svg").read_text()
+    for label in ("update --", "tokens nearest to another word (%)", "swep --", "swep, before perturbation", "SSMBA"):
+        assert f"<!-- {label}" in drawn
     samples.write_text('{"data": []}')
     assert "not written by `swep-ds augment`" in refused(analyze, "words", run, "--augmented", samples)
 
@@ -81,10 +84,20 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     assert "no question of its source domain has an answer" in refused(chosen_windows, folder, None, None, 3)
 
 
+def test_frequency(run, tmp_path, analyze):
+    said = analyze("frequency", run, "--windows", "5", "--output", tmp_path)
+    text = (tmp_path / "frequency.md").read_text()
+    assert said == f"{text.rstrip()}\nwritten to {tmp_path}\n"
+    assert text.startswith("# By word frequency: swep, ")
+    assert json.loads((tmp_path / "frequency.json").read_text())["windows"] == 5
+
+
 def test_bad_input(run, tmp_path, analyze):
     (tmp_path / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     for words, said in (
         (["heatmap", run, "--data", "news"], "was not tested on a data set 'news'; known are test"),
+        (["heatmap", run, "--questions", "q7"], "--questions q7: no such question"),
+        (["words", run / "model"], "holds no recipe.yaml, so no run"),
         (["words", tmp_path], "metrics.jsonl: holds no words_changed: mle changes no embeddings"),
     ):
         assert said in refused(analyze, *words)

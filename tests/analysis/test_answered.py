@@ -185,6 +185,7 @@ def test_the_finding_and_its_interval():
         ([1, 0] * 30, None, "The model answers 50.0 % of the questions of wiki exactly."),
         ([1, 0] * 30, [1, 0] * 30, "These questions do not show that the model loses exact answers on other domains."),
         ([1, 0] * 3, [1, 0] * 3, "These results do not say whether the model loses exact answers on other domains."),
+        ([0] * 40, [1, 0] * 20, "The model answers no question of wiki, its source domain, exactly."),
         ([1, 0] * 30, [1] * 60, "On other domains the model gives 100 % more exact answers than at home."),
     ],
 )

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from swep_ds.analysis import figures, formats, table
 from swep_ds.analysis.runs import Run
@@ -20,6 +22,7 @@ from swep_ds.commands.table import table as command
 from swep_ds.evaluation.calibration import CALIBRATION
 from tests.analysis.test_table import RUNS, cells_of
 from tests.support import fake_runs
+from tests.support.bad_input import refused
 
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 KNOWN = {"difference": 1.0, "difference_std": 0.5, "difference_n": 3, "difference_low": -0.25, "difference_high": 2.0}
@@ -104,6 +107,11 @@ def test_csv_has_a_line_per_figure():
     keys = [f"difference_{key}" for key in ("n", "low", "high", "p", "holm", "bootstrap_low", "bootstrap_high")]
     assert [float(other[key]) for key in ("difference", *keys)] == [-3, 3, -0.25, 2, 0.04, 0.0001, 0.5, 1.5]
     assert other["difference_no_difference"] == "True"
+    # an axis may have the name of a column
+    whole = example()
+    whole.cells["labels"] = [{"data_set": "mine"}] * len(whole.cells)
+    for line, plain in zip(csv.DictReader(io.StringIO(formats.csv(whole))), lines, strict=True):
+        assert (line["axis_data_set"], line["data_set"]) == ("mine", plain["data_set"])
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
@@ -129,7 +137,11 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
     assert pages["notes.tex"].splitlines() == [rf"{{\footnotesize\noindent {line}\par}}" for line in said]
     bracket = replace(example(), cells=example().cells.replace("MLE", "[x]"))
     assert "\n{}[x] &" in formats.latex(bracket)["table-1-small-5.tex"]  # no option of the line break before it
-    assert not re.search(r"(?<!\\)%(?!$)", text.split("\n", 1)[1], re.MULTILINE)  # nothing in comments
+    labels = [rf"\label{{tab:1-small-5-{number}}}" for number in range(1, 7)]
+    assert re.findall(r"\\label\{.*\}", text) == labels
+    head, body = text.split("\n", 1)
+    assert head == r"% \usepackage{booktabs,graphicx}"
+    assert not re.search(r"(?<!\\)%(?!$)", body, re.MULTILINE)  # nothing in comments
 
 
 def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -161,9 +173,11 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
     assert list(runs.values()) == [2, 2, 2, 1]
     assert whole["cells"][0]["mean"] == 35.0
     assert whole["cells"][0]["difference"] is None
+    (tmp_path / "file").write_text("")
+    assert "is not a folder: name another one" in refused(table_of, tmp_path / "runs", "--output", tmp_path / "file")
 
 
-def test_a_name_stays_text_in_its_cell():
+def test_a_name_stays_text_in_its_cell(monkeypatch):
     odd = "=1 + 2\nb|c\x1b[31m[bold]`code"
 
     def named(frame):
@@ -187,6 +201,15 @@ def test_a_name_stays_text_in_its_cell():
         assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
     numbers = list(csv.reader(io.StringIO(formats.csv(plain))))
     assert [line[5:9] for line in lines[1:]] == [line[5:9] for line in numbers[1:]]  # no number changed
+    # the terminal has the same numbers
+    shown = []
+    for shown_table in (plain, odd_table):
+        console = Console(width=200, record=True, file=io.StringIO())
+        monkeypatch.setattr(formats, "Console", lambda console=console, **options: console)
+        formats.show(shown_table)
+        shown.append(console.export_text())
+    assert all(text in shown[0] for text in ("<i>50 %</i>_[x]", "(89.50)", " -3.00* ", "seed 0: no_room"))
+    assert all(line.isprintable() for line in shown[1].splitlines())
 
 
 def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> list[dict]:
@@ -208,6 +231,25 @@ def plotted(blocks: list[list[dict]], axis: str) -> Figure:
     return figures.plot_curve(axis, "A", points, "f1")
 
 
+def test_a_curve_per_axis_of_numbers_and_model_and_a_forest_plot_of_each_other_block(tmp_path, monkeypatch):
+    blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
+    for name in ("plot_curve", "plot_forest"):
+        monkeypatch.setattr(figures, name, lambda *_: Figure())  # a quarter of a second each
+    blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
+    blocks += [block("A", {"kind": kind}, 3) for kind in ("模", "型", "0,5 %", "inf", "-inf", "", "1")]
+    files = figures.draw(table.Table(frame(blocks), frame([]), frame([]), None, None, [], [], []), tmp_path)
+    # the numbers are the blocks' places, as other scripts and marks leave no name
+    ends = ("5-c-share-10", "6-a-kind-模", "7-a-kind-型", "8-a-kind-0-5", "9-a-kind-inf", "10-a-kind-inf", "11-a-kind")
+    forests = [f"forest-{re.sub('-[模型]', '', end)}" for end in (*ends, "12-a-kind-1")]
+    assert [file.name for file in files] == [
+        f"{name}-{metric}.{suffix}"
+        for name in ("curve-share-a", "curve-share-b-c", *forests)
+        for metric in ("em", "f1")
+        for suffix in ("png", "svg", "pdf")
+    ]
+    ElementTree.parse(files[1])
+
+
 def test_points_bands_and_axes_are_the_tables():
     blocks = [
         block("A", {"share of questions": share}, f1, std)
@@ -223,7 +265,11 @@ def test_points_bands_and_axes_are_the_tables():
     assert (panels[0].get_xlabel(), panels[0].get_ylabel()) == ("share of questions (%)", "F1 (%)")
     assert panels[0].get_xscale() == "linear"
     assert [label.get_text() for label in panels[0].get_xticklabels()] == ["9", "8e1"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["MLE"]
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["MLE"]
+    figure.draw_without_rendering()
+    below = legend.get_window_extent().y1
+    assert all(panel.get_window_extent().y0 > below for panel in panels)
 
 
 def test_a_forest_plot_has_the_differences_and_intervals_or_else_scores_and_deviations():
@@ -243,6 +289,12 @@ def test_a_forest_plot_has_the_differences_and_intervals_or_else_scores_and_devi
     assert panel.get_xlabel().startswith("F1 less MLE (points), 95 % intervals\nthin: other seeds and questions\nthick")
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [f"{NAMES[1]} (n = 3)"]
+    figure.draw_without_rendering()
+    width, height = figure.get_size_inches() * figure.dpi
+    for text in (panel.title, panel.xaxis.label, *panel.get_yticklabels(), *legend.get_texts()):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= width
+        assert 0 <= box.y0 < box.y1 <= height
     # without a base
     [panel] = figures.plot_forest("A", drawn.assign(difference=np.nan), "F1", None).axes
     shown = [points.get_xdata().tolist() for points in panel.lines]

@@ -230,10 +230,18 @@ def change(column: str, value: str):
 
 FAULTS = {
     "row 5: the id 'p7' is no such question of this text": change("id", "p7"),
+    "row 5: the id '.+' is no such question of this text, or": change("question", "Why?"),
     "row 5: the answer '1853' is not in its context: copy it, or write 'no answer'": change("answer", "1853"),
     "row 5: the answer 'null' is not in its context": change("answer", "null"),
     r"row 5: the stratum '2 of 5 \(20 questions\)' is none of this text": change("stratum", "2 of 5 (20 questions)"),
+    "row 5: the stratum '' is none of this text": change("stratum", ""),
+    "row 42: the id '.+' is no such question of this text, or occurs twice; spreadsheets drop": lambda rows: (
+        rows.append(rows[0])
+    ),
     "0 rows have an answer: fill in 10 or more": lambda rows: [row.update(answer="") for row in rows],
+    "a stratum has 0 rows with an answer: fill in 3 or more of each": lambda rows: [
+        row.update(answer="") for row in rows if row["stratum"].startswith("2")
+    ],
 }
 
 
@@ -248,3 +256,8 @@ def test_a_fault_of_the_file_is_one_line(asked, tmp_path, message):
     save(file, rows)
     with pytest.raises(InputError, match=f"^--labelled {file}: {message}"):
         read_labelled(file, asked)
+
+
+def test_a_file_that_does_not_exist(asked, tmp_path):
+    with pytest.raises(InputError, match=r"label\.csv: no such file"):
+        read_labelled(tmp_path / "label.csv", asked)

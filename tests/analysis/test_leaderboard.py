@@ -102,7 +102,10 @@ def test_the_command_prints_and_writes_it(found, tmp_path, monkeypatch, capsys):
     assert "| SWEP | 50 / - | - |" in page
     assert "CPU s per run" in printed
     assert len(pd.read_csv(tmp_path / "out" / "leaderboard.csv")) == 3
-    assert [*(tmp_path / "out").glob("leaderboard-*.svg")]
+    [forest] = (tmp_path / "out").glob("leaderboard-*.svg")
+    drawn = forest.read_text()
+    for text in ("F1 on shifted text less MLE (points), 95 % intervals", "SWEP (n = 3)", "first"):
+        assert f"<!-- {text} -->" in drawn
     (found[0] / "mle-seed2" / "results.json").unlink()
     shown = leaderboard.publish(find_runs(found), tmp_path / "fewer")
     assert "(2 of 3 seeds)" in (tmp_path / "fewer" / "leaderboard.md").read_text()

@@ -28,10 +28,10 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_answers(form, tmp_path):
-    for mark in ("", "\ufeff"):
-        (tmp_path / "file").write_text(mark + FORMS[form], encoding="utf-8")
-        assert read_prediction_file(tmp_path / "file") == WANTED
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "bom"])
+def test_every_form_gives_the_same_answers(form, mark, tmp_path):
+    (tmp_path / "file").write_text(mark + FORMS[form], encoding="utf-8")
+    assert read_prediction_file(tmp_path / "file") == WANTED
 
 
 def test_a_single_row_is_no_file_of_two_questions(tmp_path):
@@ -44,6 +44,7 @@ def test_a_single_row_is_no_file_of_two_questions(tmp_path):
     [
         ('{"a": 0.2, "b": 0.9}', "{'id': 'a', 'answer': 0.2} is no prediction: give "),  # probabilities of no answer
         ('{"version": "1.1", "data": [{"title": "A", "paragraphs": []}]}', "is no prediction"),  # the data set
+        ('[{"id": "a", "prediction_text": null}]', "is no prediction"),
         ("id,prediction_text\na,b\n", "not JSON"),
         ('{"a": "b", "a": "c"}', "the key 'a' is given twice: keep one"),
         ('{"id": 1, "answer": "b"}\n{"id": "1", "answer": "b"}', "the id '1' is given twice: keep one"),
@@ -161,6 +162,8 @@ def test_mistakes_are_named(scored):
     assert "of --data data.json ('x' is not, 'q0' is): give the data" in refused(scored, golds, {"f": {"x": "cats"}})
     for words, said in (
         ([Path("data.json"), "f"], "data.json: {'id': 'q0', 'question': 'Which, 0?'"),  # exchanged
+        ([Path("f"), "f"], "--data: f: line 1: has no column question, context, answers (found: ['x'])"),
+        ([Path("g"), "data.json"], "g: no such file"),
     ):
         assert refused(score_files, words[:1], words[1], "squad", "en", ()).startswith(said)
     hidden = refused(scored, dict.fromkeys(golds), {"f": given})

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,16 @@ import yaml
 
 from swep_ds.analysis import charts, report, word_analyses
 from swep_ds.analysis.answered import most_changed, read_answered
+from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
+from swep_ds.commands.report import report as command
 from swep_ds.common.pages import template
+from swep_ds.evaluation import scores
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
-from tests.support.bad_input import change_json
+from tests.support.bad_input import change_json, refused
 from tests.support.report_runs import CONTEXT, EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
 
@@ -145,7 +149,11 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
     assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
     assert "from the prior was 20 nats per window (sigma varies by +- 1.8 %, mu by +- 2.1 % of the prior's" in shown
-    assert "which favours what the model believes already over the gold answer." in shown
+    assert (
+        "Learned noise lowers the nll of the gold answer by 0.020 nats and lowers the nll of the model's own guess by "
+        "0.050 nats, which favours what the model believes already over the gold answer. Shuffled, it changes the nll "
+        "of the model's own guess by -0.030 ± 0.008 nats."
+    ) in shown
 
     for changes, said in (
         ((-0.05, 0.0, 0.0), "lowers the nll of the gold answer by 0.050 nats, which favours the gold answer over"),
@@ -172,7 +180,7 @@ def test_curves_are_averaged_in_blocks_and_each_of_many_has_a_line_of_its_own():
     assert len(styles) == len(set(styles)) == 6
 
 
-def test_what_is_missing_is_left_out_and_said(run, caplog):
+def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     for name in ("metrics.jsonl", "health.jsonl", NOISE):
         (run / name).rename(run / f"{name}.away")
     page = Page(report.write_report(run)[0])
@@ -180,11 +188,17 @@ def test_what_is_missing_is_left_out_and_said(run, caplog):
     assert "Without answers: gone: data.eval.gone: data source" in page.texts["answers"]
     assert f"{NOISE}: is missing" in page.texts["maps"]
     assert "against" not in page.texts
+    (run / f"{NOISE}.away").rename(run / NOISE)
+    large = "The model is not loaded again, since it is large."
+    for name, value, said in (("TRIED", 0, "No window holds an answer."), ("MAX_BYTES", 1000, large)):
+        monkeypatch.setattr(word_analyses, name, value)
+        page = Page(report.write_report(run)[0])
+        assert page.of_class("heatmap") == 0
+        assert said in page.texts["maps"]
     change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
     shown = Page(report.write_report(run)[0]).texts["answers"]
     assert re.search(r"data\.eval\.squad.*has changed since", shown)
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
-    (run / f"{NOISE}.away").rename(run / NOISE)
     (run / "results.json").unlink()
     (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
     page = Page(report.write_report(run)[0])
@@ -192,6 +206,31 @@ def test_what_is_missing_is_left_out_and_said(run, caplog):
     assert "This run is not finished." in page.text
     assert "Up to update 3." in page.texts["curves"]
     assert word_analyses.curves([run])["update"].tolist() == [1, 3]
+
+
+def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
+    """A set that it did not answer, and one on which it was tested with fewer questions."""
+    shutil.copy(home / "test.json", tmp_path / "second.json")
+    change_data(run, eval={"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")})
+    shutil.move(run / "predictions" / "gone.json", run / "predictions" / "second.json")
+    scores = json.loads((run / "results.json").read_text())["eval"]
+    change_json(run / "results.json", eval={"squad": scores["squad"], "second": scores["gone"]})
+    other = Path(shutil.copytree(home / "other", tmp_path / "other"))
+    change_json(other / "results.json", eval={"squad": scores["squad"] | {"total": 5}})
+    shown = Page(report.write_report(run, other)[0]).texts["against"]
+    assert "Not compared: second. The other run did not answer the same questions." in shown
+    assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
+    assert " data.eval.second " in shown
+    assert MEAN not in shown
+    shutil.rmtree(other / "predictions")
+    assert "answers none of the questions" in refused(report.write_report, run, other)
+
+
+def test_answers_that_the_rules_do_not_know_are_named_with_a_scorer(run, monkeypatch):
+    change_data(run)
+    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",)))
+    said = "squad: answers are Latin, which SQuAD v1.1 has no rules for: set eval.scorer to klue"
+    assert said in Page(report.write_report(run)[0]).texts["domains"]
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
@@ -222,6 +261,15 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     others = against[2].texts  # of a run whose questions all have answers
     assert "declined" not in others["answers"]
     assert "without an answer" not in others["domains"]
+
+
+def test_the_command_hands_on_its_arguments(monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(sys, "argv", ["report", "run", "--against", "other", "--output", "page.html"])
+    monkeypatch.setattr(report, "write_report", lambda *arguments: given.append(arguments))
+    command()
+    assert given == [(Path("run"), Path("other"), Path("page.html"))]
+    assert capsys.readouterr().out == "report in page.html\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Points above the line of in-domain F1: fitted, published, drawn."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -8,6 +10,7 @@ from swep_ds.analysis import figures, table
 from swep_ds.analysis.robustness import ABOVE, add_points, fitted, in_domain_f1, published
 from swep_ds.analysis.runs import find_runs
 from tests.support import fake_runs
+from tests.support.bad_input import refused
 
 
 def scores(**f1: float) -> dict:
@@ -57,6 +60,13 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
     assert line.of("New-York-Times") is None  # either could be meant
 
 
+def test_a_bad_line_is_one_line(tmp_path):
+    assert refused(published, "nope").startswith("--line nope: no such line; known are squadshifts")
+    file = tmp_path / "line.yaml"
+    file.write_text("source: s\nin_domain: squad\nfitted_over: [1, 2]\nshifted: {nyt: {slope: steep}}")
+    assert re.search(r"line\.yaml: .*slope.*shifted\.nyt\.intercept is required", refused(published, str(file)))
+
+
 def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkeypatch):
     shares = {f"{share} %": {"data.train_fraction": share / 100} for share in (10, 40, 70, 100)}
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
@@ -85,3 +95,7 @@ def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkey
     assert ABOVE not in set(with_published.cells["metric"])
     sets = "new_wiki and on one of nyt, reddit, amazon"
     assert with_published.notes[-1] == f"Points above the line: n/a (no run was tested both on {sets})."
+    narrow = line.model_copy(update={"fitted_over": (30.0, 40.0)})
+    *_, about, extrapolated = table.make(find_runs([tmp_path / "runs"]), line=narrow).notes
+    assert about.endswith("(least squares over the 8 runs of MLE, with x from 30 to 40).")
+    assert extrapolated == "The line is extrapolated: here x is from 20.00 to 85.00."

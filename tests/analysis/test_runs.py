@@ -166,7 +166,7 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, monkeypatch, set_,
     assert by_folder == (dict.fromkeys(("mle-seed3", "mle-seed4"), reason) if reason else {})
 
 
-@pytest.mark.parametrize("how", ["cells", "folders"])
+@pytest.mark.parametrize("how", ["cells", "sweep.json", "folders"])
 def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path, how):
     settings = {"train.average": "ema", "train.average_decay": 0.9}
     cells = fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"MLE": settings, "plain": {}})
@@ -183,6 +183,22 @@ def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path,
     by_row = {run.variant: [run] for run in done}
     assert list(runs.differing_settings(by_row)) == ["train.average", "train.average_decay"]
     assert runs.differing_settings(dict([*by_row.items()][:2])) == {}  # its row's name says it
+
+
+def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
+    variants = {
+        "MLE": {},
+        "SWEP": {"method.name": "swep", "method.beta": 0.5},
+        "Long": {"method.name": "swep", "train.epochs": 9, "data.train": "more.json", "train.log_every": 3},
+    }
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants=variants)
+    done, _ = runs.read_runs(runs.runs_of_cells(cells))
+    assert runs.differing_settings({run.variant: [run] for run in done[:2]} | {"none": []}) == {}
+    notes = table.make(runs.runs_of_cells(cells)).notes
+    assert notes[:2] == [
+        'Rows differ in more than the method: data.train is "squad.json" in MLE, SWEP; "more.json" in Long.',
+        "Rows differ in more than the method: train.epochs is 2.0 in MLE, SWEP; 9.0 in Long.",
+    ]
 
 
 def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_path):
@@ -211,3 +227,8 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     done, [missing] = runs.read_runs(runs.find_runs([tmp_path / "runs", tmp_path / "twice"]))
     assert missing.folder == cells[0].folder
     assert tmp_path / "twice" in [run.folder for run in done]
+    two = Recipe.load(str(tmp_path / "recipe.yaml"), ["method.name=mle", "pretrain={train: generated.json}"])
+    for seed, recipe in enumerate([two, two, cells[0].recipe]):
+        folder = tmp_path / "stages" / f"{seed}"
+        fake_runs.finish(folder, recipe.model_copy(update={"seed": seed}), {"squad": 4, "nyt": 4}, seed=seed)
+    assert [run.variant for run in runs.find_runs([tmp_path / "stages"])] == ["mle", "mle", "mle, pretrain None"]

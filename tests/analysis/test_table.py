@@ -10,7 +10,7 @@ import pytest
 
 from swep_ds.analysis import table
 from swep_ds.analysis.crossed import holm
-from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
+from swep_ds.analysis.paper import paper_score, paper_scores, plain, was_trained_on
 from swep_ds.analysis.runs import Run, find_runs
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import Results, Scores
@@ -170,6 +170,14 @@ def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     assert lines(cells, "aurc", method="new").loc["out-of-domain mean", ["mean", "std"]].tolist() == [20.0, 0.0]
 
 
+def test_the_base_row_is_the_one_that_is_named():
+    rows = ["Beta 1e4", "beta 1e-4", "mle", "MLE"]
+    for against, row in (("beta 1e-4", "beta 1e-4"), ("beta 1E4", "Beta 1e4"), ("mle", "mle"), (None, "MLE")):
+        assert table.base_row(rows, against) == row
+    assert table.base_row(["mle"], None) == "mle"
+    assert table.base_row(["SWEP"], None) is None
+
+
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
     known = {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32}
     mean = {"out-of-domain mean": pytest.approx((82.93 + 54.32) / 2)}
@@ -186,6 +194,22 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
         assert any("in round brackets; a dash: it has none." in note for note in result.notes)
 
 
+def test_titles_and_rows_name_no_local_path(tmp_path):
+    variants = {"MLE": {}, "Other": {"data.train": f"{tmp_path}/other.json"}}
+    runs = [tmp_path / name / "runs" for name in ("a", "b")]
+    for folder in runs:
+        folder.parent.mkdir()
+        fields = {"set": {"model.name": f"/models/{folder.parent.name}/minilm"}, "across": {"share": {"5 %": {}}}}
+        fake_runs.sweep(folder.parent, {"squad": 10}, 3, variants=variants, **fields)
+    cells = table.make(find_runs(runs)).cells
+    assert cells["block"].unique().tolist() == ["a/minilm, share 5 %", "b/minilm, share 5 %"]
+    assert cells["model"].unique().tolist() == ["a/minilm", "b/minilm"]
+    (runs[0] / "sweep.json").unlink()
+    cells = table.make(find_runs(runs[:1])).cells
+    assert cells["method"].unique().tolist() == ["mle", "mle, train other.json"]
+    assert cells["block"].unique().tolist() == ["minilm"]
+
+
 def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers(tmp_path):
     fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {}})
 
@@ -200,6 +224,11 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     for setting in (*more, "train.label_smoothing=0.1", "pretrain={train: pairs.json}"):
         assert not as_in_paper(setting), setting
     assert not as_in_paper("data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}")
+    fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"SWEP": {"data.train_fraction": 0.1}})
+    result = table.make(find_runs([tmp_path / "runs"]))
+    assert result.cells["paper"].isna().all()
+    assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
+    assert "No differences to a base row: there is no row MLE; --against names another one." in result.notes
 
 
 def test_numbers_are_the_papers():
@@ -224,6 +253,15 @@ def test_numbers_are_the_papers():
     # sums of BERT-base's columns MLE and SWEP, added up by hand
     for method, total in (("MLE", 405.30), ("SWEP", 414.57)):
         assert sum(em for em, _ in paper_scores("BERT-base")[method].values()) == pytest.approx(total)
+
+
+def test_what_the_paper_does_not_have():
+    assert paper_scores("roberta-base") is None
+    electra = paper_scores("ELECTRA-small")
+    for method, data_set in (("SWEP, additive", "squad"), ("NEFTune", "squad"), ("SWEP", "hotpot")):
+        assert paper_score(electra, method, data_set) is None
+    assert paper_score(paper_scores("BERT-base"), "SWEP, no KL", "nyt") is None
+    assert plain("模型 1") != plain("数据 1") != plain("1")  # names in other scripts stay apart
 
 
 def test_what_the_papers_training_data_is_called():

@@ -28,6 +28,7 @@ from swep_ds.analysis.word_analyses import (
 )
 from tests.support.bad_input import refused
 from tests.support.finished import load, windows_of
+from tests.support.report_runs import contrast
 
 WORDS = [TextWord("Who", "question", [], 0.1), TextWord("<b>&", "question", [], 0.3)]
 WORDS += [TextWord("In", "context", [], 0.2), TextWord("1998", "answer", [], 0.5)]
@@ -86,6 +87,8 @@ def test_a_page_is_escaped_coloured_and_labelled():
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
     colours = [Scale(0.1, 0.5).colour(word.distance) for word in WORDS]
     assert colours == ["#ffffcc", "#fec561", "#ffe895", "#fc4e2a"]
+    # WCAG 2: black text is readable at a contrast of at least 4.5
+    assert min(contrast("#000000", Scale(0.0, 1.0).colour(share / 20)) for share in range(21)) >= 4.5
 
 
 def test_a_context_is_cut_around_the_answer():

@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import math
+import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -269,3 +271,11 @@ def test_answers_to_a_file_that_were_stopped_are_resumed(answer, tmp_path, monke
     assert "resuming: 2 of 6 questions are answered" in capsys.readouterr().out
     assert output.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("*.chunks"))
+
+
+@pytest.mark.slow
+def test_a_question_from_python_prints_nothing(model):
+    code = f"import swep_ds as sd; sd.QuestionAnswerer({model!r})('Who?', 'An abbot.')"
+    env = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}  # DeepSpeed looks for a GPU
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")

@@ -84,7 +84,7 @@ def test_a_decoder_trains_and_answers(tmp_path, monkeypatch):
     file = tmp_path / "train.json"
     file.write_text(json.dumps(squad(12)))
     data = {"train": str(file), "eval": {"same": str(file)}, "max_length": 96}
-    train = {"max_updates": 20, "epochs": 20, "learning_rate": 2e-2, "micro_batch_size": 12, "log_every": 1}
+    train = {"max_updates": 60, "epochs": 60, "learning_rate": 1e-2, "micro_batch_size": 12, "log_every": 10}
     recipe = sd.Recipe(model={"name": str(tmp_path / "model")}, method=sd.Swep(beta=1e-4), data=data, train=train)
     run = sd.train(recipe, output_dir=tmp_path / "run")
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]

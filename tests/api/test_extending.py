@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,12 +16,14 @@ from swep_ds.common import plugins
 from swep_ds.common.settings import describe
 from swep_ds.data import readers
 from swep_ds.data.readers import read_examples
-from swep_ds.methods.objective import NO_NOISE
+from swep_ds.methods.objective import NO_NOISE, Objective
+from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.pipeline.recipe import Recipe
 from tests.pipeline.test_recipe import MINIMAL
 from tests.support import tiny_batches, tiny_models
 from tests.support.bad_input import refused
 from tests.support.tiny_engine import inputs
+from tests.support.tiny_objective import JOINT
 
 
 class ScaledSettings(sd.Settings):
@@ -95,6 +98,19 @@ def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(regist
         monkeypatch.setattr(Scaled, "passes", lambda self, progress, passes=passes: passes)
         with pytest.raises(TypeError, match=r"^method scaled: none of its passes trains"):
             loss(ScaledSettings())
+
+
+def test_the_documented_perturbation_is_independent_of_the_batch_and_of_padding(registry, monkeypatch):
+    page = Path(__file__).parents[2] / "docs/api.md"
+    names = {"sd": sd}
+    exec(re.search(r"```python\n(def shake.*?)```", page.read_text(), re.DOTALL)[1], names)
+    monkeypatch.setattr(Scaled, "_scale", lambda self, inputs: names["shake"](inputs))
+    sd.method("scaled")(Scaled)
+    module = Objective(ExtractiveQA(tiny_models.model()), methods.build(ScaledSettings(), 16, 16), 1).double()
+    batch = tiny_batches.batch((6, 12, 9, 7))
+    whole = module(batch, JOINT)[0].item()
+    assert whole != pytest.approx(loss(sd.Mle()).item())
+    assert module(tiny_batches.rounded(batch), JOINT)[0].item() == pytest.approx(whole, rel=1e-10)
 
 
 class TakenSettings(sd.Settings):

@@ -160,6 +160,8 @@ def test_bad_input_is_one_line(base, command, tmp_path):
     unfinished = shutil.copytree(base / "seed1", tmp_path / "unfinished")
     (unfinished / "results.json").unlink()
     for words, message in (
+        (["--text", there], "the following arguments are required: RUN"),
+        ([tmp_path, "--text", there], "holds no recipe.yaml, so no run"),
         ([unfinished, "--text", there], "holds no results.json: name the folder of a finished run"),
         ([run, other, "--text", there], "has another model, another method or other data at home than"),
         ([run, "--text", tmp_path / "bare.jsonl"], "bare.jsonl: question 'q0' has no context: give the"),
@@ -167,6 +169,8 @@ def test_bad_input_is_one_line(base, command, tmp_path):
             [run, "--text", there, "--labelled", tmp_path / "label.csv"],
             "row 2: the id 'q9' is no such question of this",
         ),
+        ([run, "--labelled", tmp_path / "label.csv"], "are about questions of a text: give --text"),
+        ([run, "--text", there, "--suggest", "30"], "--suggest: give it with --output"),
         ([run, "--text", there, "--suggest", "5", "--output", tmp_path / "new.csv"], "--suggest 5: give 25 to 60, the"),
         ([run, run, "--text", there], "are the same run: name runs that differ in their seed"),
     ):

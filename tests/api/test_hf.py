@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArguments
 
 import swep_ds as sd
+from swep_ds.evaluation.scores import Scorer
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
@@ -62,11 +64,14 @@ def lines(folder: Path, variant, count: int, windows: int, calls: int, **changes
     return [line for line in run.state.log_history if "loss" in line]
 
 
-def test_the_parts_of_the_loss_are_logged_as_means_over_updates_of_any_size(tmp_path):
+def test_micro_batches_of_unequal_sizes_add_up_to_the_whole_batch(tmp_path):
     method = sd.Swep(beta=1e-2, kl_reduction="mean", initialisation="default")
     # an epoch: micro-batches of 4 and 3, or one of 7
     parts, whole = ([line["loss"] for line in lines(tmp_path, method, 7, *size)] for size in ((4, 2), (7, 1)))
     assert parts == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_parts_of_the_loss_are_logged_as_means_over_updates_of_any_size(tmp_path):
     for line in lines(tmp_path, "swep", 12, 3, 2):
         total = 0.5 * line["nll_clean"] + 0.5 * (line["nll_noisy"] + line["beta"] * line["kl_per_window"])
         assert line["loss"] == pytest.approx(total, rel=1e-5)
@@ -88,7 +93,8 @@ def test_a_resumed_training_is_the_whole_one_and_needs_the_same_method(variant, 
     assert "another method than swep" in refused(trainer(tmp_path, "swep").train, str(checkpoint))
 
 
-def test_a_checkpoint_of_a_plain_trainer_resumes_a_method_that_learns_nothing(tmp_path):
+def test_a_checkpoint_of_a_plain_trainer_or_without_an_optimizer(tmp_path, caplog):
+    """A method that learns nothing resumes. One that learns starts anew where the optimizer does, too."""
     saving = {"save_strategy": "steps", "save_steps": 2}
     plain = Trainer(
         model=tiny_models.model(), args=trainer(tmp_path / "plain", "mle", **saving).args, train_dataset=rows("bert")
@@ -100,6 +106,20 @@ def test_a_checkpoint_of_a_plain_trainer_resumes_a_method_that_learns_nothing(tm
     assert resumed.state.global_step == resumed.robust.update == UPDATES
     said = refused(trainer(tmp_path / "swep", "swep").train, resume_from_checkpoint=checkpoint)
     assert f"{checkpoint}: is a plain Trainer's: its optimizer is for the model alone" in said
+    only = trainer(tmp_path / "only", "swep", save_only_model=True, **saving)
+    only.train()
+    again = trainer(tmp_path / "again", "swep", save_only_model=True)
+    again.train(resume_from_checkpoint=str(tmp_path / "only" / "checkpoint-2"))
+    assert again.state.global_step == again.robust.update == UPDATES
+    assert "has no method.safetensors: the noise starts anew, as the optimizer does" in caplog.text
+
+
+def test_windows_that_transformers_would_train_towards_position_0_are_counted(tmp_path):
+    run = trainer(tmp_path, "mle")
+    for row in run.train_dataset[::3]:
+        row["start_positions"] = row["end_positions"] = -100
+    run.train()
+    assert [line["left_out"] for line in run.state.log_history if "loss" in line] == pytest.approx([1 / 3] * UPDATES)
 
 
 def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
@@ -143,6 +163,28 @@ def test_the_card_of_what_is_saved_asks_it_as_the_package_does(tmp_path, capsys)
         assert capsys.readouterr().out == f"{reply.text}\n"
 
 
+def test_the_pages_metric_is_that_of_squads_scorer_on_rows_in_their_order(tmp_path):
+    """transformers evaluates in another order with "group_by_length". The example runs the page's lines as well."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    [code] = re.findall(r"^def compute_metrics.*?\n(?=\n|```)", page, re.DOTALL | re.MULTILINE)
+    assert textwrap.indent(code, "    ") in (ROOT / "examples" / "trainer.py").read_text()
+    given = rows("bert")[:8]
+    texts = [" ".join(f"n{number}w{place}" for place in range(12)) for number in range(len(given))]
+    offsets = [[match.span() for match in re.finditer(r"\w+", text)] for text in texts]
+    run = trainer(tmp_path, "mle", train_sampling_strategy="group_by_length", per_device_eval_batch_size=2)
+    answers = []
+    for number, row in enumerate(given):
+        row.pop("sample_id")
+        with torch.no_grad():
+            output = run.model.eval()(**{name: torch.tensor([value]) for name, value in row.items()})
+        start, end = output.start_logits.argmax().item(), output.end_logits.argmax().item()
+        answers.append([texts[number][offsets[number][start][0] : offsets[number][end][1]] if number % 2 else "none"])
+    names = {"Scorer": Scorer, "texts": texts, "offsets": offsets, "answers": answers}
+    exec(code, names)
+    run.compute_metrics = names["compute_metrics"]
+    assert run.evaluate(given)["eval_exact_match"] == 50.0
+
+
 def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     computed = []
     run = trainer(tmp_path, "mle", bf16=True)
@@ -179,9 +221,9 @@ def test_what_does_not_go_with_a_method_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ddp", "zero3"])
-def test_losses_on_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, tmp_path):
-    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=2)
+@pytest.mark.parametrize(("case", "ranks"), [("ddp", 2), ("zero3", 2), ("zero3", None)])
+def test_losses_on_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, ranks, tmp_path):
+    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=ranks)
     saved = json.loads((tmp_path / f"{case}.json").read_text())
     alone = trainer(tmp_path / "alone", ON_RANKS, accumulation=4)
     alone.train()

@@ -136,3 +136,13 @@ def test_sections_are_laid_over_a_recipe(tmp_path):
     made = sd.Recipe(model={"name": "m"}, method=sd.PriorAug(prior_variance=0.2), data=data)
     assert made == sd.Recipe(**SECTIONS, method={"name": "prior_aug", "prior_variance": 0.2})
     assert sd.Recipe.make("quickstart", data=data) == sd.Recipe.make("quickstart", data=SECTIONS["data"])
+
+
+def test_wrong_settings_are_told_in_one_line():
+    quickstart = sd.Recipe.make("quickstart")
+    assert refused(sd.Swep, bta=1) == "SwepSettings: bta is not a field; did you mean 'beta'?"
+    assert refused(sd.Recipe, **SECTIONS) == "Recipe: method is required: set it"
+    fault = "Recipe: train.epoch is not a field; did you mean 'train.epochs'?"
+    assert refused(sd.Recipe.make, quickstart, train={"epoch": 1}) == fault
+    fault = "recipe quickstart: seed: -1: must be greater than or equal to 0; pretrain.train is required: set it"
+    assert refused(sd.Recipe.make, "quickstart", pretrain={}, seed=-1) == fault

@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModel, PegasusConfig, PegasusForConditionalGeneration
+from transformers import (
+    AutoModel,
+    FNetConfig,
+    FNetForQuestionAnswering,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+)
 
 import swep_ds as sd
 from tests.support import tiny_batches, tiny_models
@@ -91,6 +97,19 @@ def test_calls_beyond_an_update_and_a_begin_within_one_are_refused():
     torch.testing.assert_close([other(**call).loss for call in (first, second)], losses)
 
 
+def test_autocast_to_what_the_processor_has_no_instructions_for_is_warned_of_once(caplog, monkeypatch):
+    given = inputs(tiny_batches.batch(dtype=torch.float32)) | {"token_type_ids": torch.zeros(3, 12, dtype=torch.long)}
+    for has, count in ((True, 0), (False, 1)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: {"avx512_bf16": has})
+        robust = sd.wrap(tiny_models.model().train(), sd.Mle())
+        robust(**given)  # without autocast
+        robust = sd.wrap(tiny_models.model().train(), sd.Mle())
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                robust(**given)
+        assert caplog.text.count("autocast: this processor has no instructions for half precision") == count
+
+
 def test_ranks_with_equal_windows_have_the_losses_of_a_single_one(monkeypatch):
     """Also of a method that goes by what is watched, whose mean is over all ranks."""
     alone, together = (sd.wrap(tiny_models.model().train(), settings("swep-held"), seed=SEED) for _ in range(2))
@@ -128,8 +147,11 @@ def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
     assert torch.equal(mine.start_logits, plain.start_logits)
     assert torch.equal(mine.loss, plain.loss)
     assert caplog.messages == []
-    sd.wrap(model, sd.Swep())(**given)  # in evaluation mode, as after from_pretrained
-    assert "the model trains in evaluation mode, without dropout: call train()" in caplog.text
+    robust = sd.wrap(model, sd.Swep())  # in evaluation mode, as after from_pretrained
+    for _ in range(2):
+        robust(**given)
+    said = "the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned"
+    assert caplog.messages == [said]
 
 
 def test_a_restored_state_continues_exactly():
@@ -240,8 +262,6 @@ def test_what_does_not_go_with_a_loop_is_refused():
     robust, batch = sd.wrap(pegasus, sd.Swep()).train(), tiny_batches.generative()
     said = refused(robust, **inputs(batch))
     assert said.startswith("model: PegasusForConditionalGeneration computes something else")
-    virtual = get_peft_model(model, PromptTuningConfig(task_type="QUESTION_ANS", num_virtual_tokens=2))
-    assert "PROMPT_TUNING adds virtual tokens, which no method knows" in refused(sd.wrap, virtual, sd.Mle())
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -318,11 +338,41 @@ def test_adapters_on_the_word_embeddings_train(options, method):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
+def test_virtual_tokens_are_refused():
+    model = get_peft_model(tiny_models.model(), PromptTuningConfig(task_type="QUESTION_ANS", num_virtual_tokens=2))
+    assert "model: PROMPT_TUNING adds virtual tokens, which no method knows" in refused(sd.wrap, model, sd.Mle())
+
+
+def test_token_types_that_a_saved_model_would_be_asked_with_are_missed(caplog):
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    sd.wrap(tiny_models.model("modernbert").train(), sd.Mle())(**given)
+    assert caplog.messages == []
+    sd.wrap(tiny_models.model("bert").train(), sd.Mle())(**given)
+    assert caplog.messages == [
+        "inputs: no token_type_ids, with which a saved model is asked: give those of the tokenizer"
+    ]
+
+
 def test_what_peft_leaves_frozen_is_said(caplog):
     adapters = {"target_modules": ["Wqkv"], "task_type": "QUESTION_ANS"}
     sd.wrap(get_peft_model(tiny_models.model("modernbert"), LoraConfig(**adapters)), sd.Mle())
     assert "classifier.weight, classifier.bias) is frozen: name it in LoraConfig(" in caplog.text
     caplog.clear()
+    sd.wrap(peft_model(tiny_models.model(), task_type="QUESTION_ANS"), sd.Mle())
+    assert caplog.text == ""
     frozen = peft_model(tiny_models.model(), task_type="QUESTION_ANS").requires_grad_(False)  # as PEFT loads adapters
     sd.wrap(frozen, sd.Swep(beta=1e-4))
     assert caplog.messages == ["model: all of its weights are frozen: load adapters with is_trainable=True"]
+    sd.wrap(peft_model(tiny_models.model(), task_type="QUESTION_ANS").merge_and_unload(), sd.Swep(beta=1e-4))
+    assert "model: only its head (qa_outputs.weight, qa_outputs.bias) is trained: call model.requires" in caplog.text
+
+
+def test_a_model_whose_logits_depend_on_padding_is_warned_of(caplog):
+    sizes = tiny_models.COMMON | {"hidden_dropout_prob": 0.0}
+    model = FNetForQuestionAnswering(FNetConfig(**sizes, initializer_range=0.3)).train()
+    given = inputs(tiny_batches.batch((12, 12), dtype=torch.float32))  # none is padded yet
+    robust = sd.wrap(model, sd.Mle())
+    loss = robust(**given).loss
+    assert "the logits of a FNetForQuestionAnswering depend on padding: pad all windows to one length" in caplog.text
+    given.pop("sample_id")
+    torch.testing.assert_close(loss, model(**given).loss)

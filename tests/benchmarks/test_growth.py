@@ -4,7 +4,10 @@ import json
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from benchmarks.growth import __main__ as growth
+from benchmarks.growth import rows
 from benchmarks.growth.measure import measure
 
 
@@ -19,3 +22,12 @@ def test_a_row_is_measured_at_two_sizes_beside_its_baseline(tmp_path, monkeypatc
     for at_size in row["sizes"].values():
         assert at_size.keys() == {"ours", "baseline"}
         assert all(figures.keys() == {"seconds", "mib"} for figures in at_size.values())
+
+
+@pytest.mark.parametrize("name", growth.NAMES)
+def test_a_row_says_what_grows_and_beside_what(name):
+    row = import_module(f"{rows.__name__}.{name}")
+    for small, large in (row.SIZES, row.LARGE):
+        assert 0 < small < large
+    assert all((row.UNIT, row.BASELINE, row.__doc__))
+    assert all(map(callable, (row.prepare, row.ours, row.baseline)))

@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.kernels import bench
-from swep_ds.kernels import torch_impl
+from benchmarks.kernels import bench, tune
+from swep_ds.kernels import torch_impl, triton_impl
+from swep_ds.kernels.triton_impl import Tile
 from tests.support import perturb_reference as reference
 from tests.support import scripts
 
@@ -16,6 +17,26 @@ from tests.support import scripts
 def run(command: str) -> tuple[int, str, str]:
     program, *options = command.split()
     return scripts.run(f"benchmarks/kernels/{program}.py", *options)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("__main__ --device cpu --tokens 700", "--tokens: must be from 1 to 512, or a multiple of 512; got 700"),
+        ("__main__ --device cpu --width 30", "--width: must be a multiple of 4 from 4 to 8192; got 30"),
+        ("report --arch sm_70", "invalid choice: 'sm_70'"),
+        ("tune", "GPU"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
+    if message == "GPU" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    code, printed, complaint = run(command)
+    assert code == 2
+    assert printed == ""
+    *usage, last = complaint.splitlines()
+    assert usage[0].startswith("usage:")
+    assert message in last
 
 
 def test_the_benchmark_on_a_cpu(tmp_path):
@@ -28,6 +49,34 @@ def test_the_benchmark_on_a_cpu(tmp_path):
     }
     assert all(math.isfinite(r["seconds"]) for r in records)
     assert printed.count("| float32 |") == len(records)
+
+
+FAST = Tile(8, 64, 2)
+CAPPED = Tile(2, 64, 1, 80)
+
+
+@pytest.mark.parametrize(("fast", "factor", "chosen"), [(CAPPED, 0.5, CAPPED), (FAST, 0.99, None)])
+def test_tuning_names_the_fastest_tile_if_it_is_worth_a_change(monkeypatch, fast, factor, chosen):
+    """With invented times: the script needs no GPU to choose, what is worth a change, and to print."""
+    tried = []
+
+    def seconds(call, device):
+        tile = Tile(*(call.keywords[name] for name in ("BLOCK_ROWS", "BLOCK_COLS", "num_warps", "maxnreg")))
+        tried.append(tile)
+        if tile == fast:
+            return (1e-5 * factor,) * 3
+        # without its cap the fast tile must be among the best for its caps to be tried
+        return (0.995e-5 if tile[:3] == fast[:3] else 1e-5,) * 3
+
+    monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
+    monkeypatch.setattr(bench, "seconds", seconds)
+    line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
+    expected = chosen or triton_impl.tile("sm_90", "backward", 768, 2, 32)
+    times = "5.0, 5.0" if chosen else "10.0, 10.0"
+    assert line == f"a GPU, sm_90, backward, d = 768: {expected}: {times} us; the default 10.0, 10.0"
+    # 18 shapes, the default's cap, and 4 caps for 4 of them; each at two numbers of tokens
+    assert len(set(tried)) <= 18 + 1 + 4 * 4
+    assert len(tried) == 2 * len(set(tried))
 
 
 def test_the_naive_baseline_computes_the_same_thing(monkeypatch):

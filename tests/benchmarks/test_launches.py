@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.training.launches import count_launches, count_plain_launches, watch_launches
+from benchmarks.training.launches import PLAIN, count_launches, count_plain_launches, watch_launches
 from swep_ds.kernels import perturb
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
@@ -87,6 +87,18 @@ def test_views_and_allocations_do_not_count_and_the_perturbation_counts_once():
             perturb(x, None, mask.long(), ids, seed=1, draw=1, prior_variance=0.1, mode="prior")  # 2, with the cast
     assert launches.totals() == {"forward": 2, "backward": 2, "step": 4, "statistics": 0, "all": 8, "reads": 1}
     assert launches.operations["step"]["swep_ds::perturb"] == 1
+
+
+@pytest.mark.slow
+def test_the_command_counts_at_every_stage_beside_a_loop_of_pytorch_alone(tmp_path):
+    out = tmp_path / "operations.json"
+    options = ["--recipe", str(prepare(tmp_path)), "--methods", "mle"]
+    ended = run_script("benchmarks.training", "--operations", *options, "--json", str(out))
+    rows = json.loads(out.read_text())["operations"]
+    assert [(row["name"], row["stage"]) for row in rows] == [("mle", stage) for stage in (PLAIN, 0, 1, 2, 3)]
+    alone, *staged = rows
+    assert all(row["all"] > alone["all"] for row in staged)
+    assert f"{alone['all']:,}" in ended.stdout
 
 
 @pytest.mark.slow

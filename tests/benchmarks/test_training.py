@@ -3,12 +3,14 @@ procedure's loss against its formulas."""
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
+from benchmarks.training import __main__
 from benchmarks.training.candidates import largest_batch, sample
 from benchmarks.training.updates import Published, plain_update, trainer_update
 from swep_ds.methods import build
@@ -17,9 +19,10 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.pipeline.recipe import Recipe
 from tests.data.test_batches import ranks, windows
 from tests.support import tiny_models
+from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
 from tests.support.tiny_batches import batch
-from tests.support.tiny_run import prepare
+from tests.support.tiny_run import ds_config, prepare
 
 
 def bench(folder, *options: str, ranks: int = 1) -> tuple[dict, str]:
@@ -56,6 +59,13 @@ def test_methods_and_ways_to_train_them_are_measured_side_by_side(tmp_path):
     assert all(name in said for name in rows)
 
 
+@pytest.mark.slow
+def test_several_ranks_are_measured_side_by_side(tmp_path):
+    figures, _ = bench(tmp_path, "--methods", "mle", "swep", "--ds_config", str(ds_config(tmp_path, 3)), ranks=2)
+    assert (figures["ranks"], [row["name"] for row in figures["rows"]]) == (2, ["mle", "swep"])
+    assert {row["zero_stage"] for row in figures["rows"]} == {3}
+
+
 def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_largest():
     """One from each tenth of the updates by size: sizes average to the epoch's, to a step between two tenths."""
     [batches] = ranks(windows(400), micro=4, max_updates=3)
@@ -68,6 +78,24 @@ def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_larg
     tenths = np.sort(list(rows.values())).reshape(10, 10)
     assert all(low <= size <= high for size, low, high in zip(sizes, tenths.min(1), tenths.max(1), strict=True))
     assert np.mean(sizes) == pytest.approx(tenths.mean(), rel=0.03)
+
+
+def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch):
+    for arguments, message in (
+        (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
+        (["--updates", "1"], "--updates: 1 must be at least 2"),
+        (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
+        (["--operations", "--methods", "published"], "in plain PyTorch: leave out --ds_config, --ways, published"),
+        (["--methods", "all", "mle"], "--methods: mle is given twice: leave one out"),
+        (
+            ["--ways", "zero1", "--set", "train.cuda_graphs=true"],
+            "--set train.cuda_graphs: with --ways, a way that ends in +graphs sets it: leave --set out",
+        ),
+        (["--methods", "mle", "--ways", "plian"], "--ways plian: is neither plain, trainer nor a ds_config ("),
+        (["--methods", "swep", "--ways", "trainer"], "Hugging Face's Trainer trains mle: add it to --methods"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["benchmarks.training", *arguments])
+        assert message in refused(__main__.bench)
 
 
 def test_loss_and_gradient_of_the_published_procedure_are_those_of_its_formulas():

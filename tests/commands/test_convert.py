@@ -93,7 +93,13 @@ def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tm
     for content, message in (
         ("", "holds no pair"),
         ('{"context": "A cat.", "question": "What?"}', "line 1 is not a generated pair (KeyError: 'answer')"),
+        ('{"context": "A cat."', "line 1 is not a generated pair (Expecting"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
+        (
+            '[\n{"id": 1, "data": {}, "annotations": []}]',
+            "data sources read SQuAD-like JSON and exports of annotation tools as they are",
+        ),
     ):
         said = bad_input.refused(convert, tmp_path, content)
         assert f"{source}: " in said

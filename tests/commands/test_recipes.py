@@ -13,6 +13,7 @@ from swep_ds.common.settings import describe, flatten, for_editors
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import SWEEPS, Sweep
+from tests.support.bad_input import refused
 
 FILES = {"recipe": sorted(RECIPES.glob("*.yaml")), "sweep": sorted(SWEEPS.glob("*.yaml"))}
 
@@ -39,6 +40,24 @@ def test_all_recipes_sweeps_and_methods_are_listed_with_a_sentence(printed, monk
         "  pdr                PDR: the divergence of the predictions on clean and on virtually adversarial embeddings"
         in lines
     )
+
+
+def test_a_name_prints_its_files(printed):
+    text = printed("official")
+    assert text.endswith((RECIPES / "official.yaml").read_text())
+    both = printed("quickstart")
+    assert all((folder / "quickstart.yaml").read_text() in both for folder in (RECIPES, SWEEPS))
+    assert printed(str(RECIPES / "official.yaml")) == text
+
+
+def test_a_wrong_name_is_told_as_the_user_gave_it(printed):
+    for words, said in (
+        (["ofical"], "NAME ofical: no such recipe or sweep; did you mean 'official'?"),
+        (["ofical.yaml"], "ofical.yaml: no such file"),
+        (["official", "--schema"], "NAME official: --schema is for all files alike: leave out NAME"),
+        (["paper_bert", "--fields"], "NAME paper_bert: no such recipe; "),
+    ):
+        assert refused(printed, *words).startswith(said)
 
 
 def test_every_field_is_explained():

@@ -1,6 +1,7 @@
 """Output without a reader, output that cannot be written, messages on one line, and progress."""
 
 import io
+import logging
 import os
 import re
 import subprocess
@@ -88,3 +89,25 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(monke
         resumed.update(done)
     said = re.findall("eta (.*) s", stream.getvalue())
     assert said == ["14", "10"]  # an update takes 4 s, and what follows the last one as long as 2.5 of them
+
+
+@pytest.mark.parametrize("width", [70, 120])
+def test_progress_on_a_terminal_is_a_bar_that_cuts_the_note_and_not_the_count(width):
+    stream = io.StringIO()
+    note = "loss [1.755]  clean 1.729  noisy 1.774  KL/token 0.778  KL/window 61  beta 1.00e-04  mu 1.016"
+    for quiet in (True, False):  # quiet on other ranks
+        assert stream.getvalue() == ""
+        console = Console(file=stream, force_terminal=True, width=width, quiet=quiet)
+        with Progress(console, "updates", 12345) as progress:
+            progress.update(1234, note)
+    last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").strip().splitlines()[-1]
+    assert len(last.rstrip()) <= width
+    assert all(part in last for part in ("updates", " 1234/12345 ", " 0:00:00 ", " eta ", " loss [1"))
+    assert last.rstrip().endswith("…")
+
+
+def test_of_deepspeeds_messages_only_the_notice_about_the_cpu_is_dropped():
+    logger = logging.getLogger("DeepSpeed")
+    for text, is_shown in (("Setting accelerator to CPU. If you have", False), ("CUDA is out of memory", True)):
+        record = logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, text, (), None)
+        assert bool(logger.filter(record)) == is_shown

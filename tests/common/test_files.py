@@ -69,6 +69,11 @@ def test_a_file_is_read_whole_and_a_wrong_one_named_in_one_line(tmp_path):
         assert refused(files.read_text, file, "--data X") == "--data X: no such file"
 
 
+def test_a_path_need_not_exist_and_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files.user_path("~/runs/a") == tmp_path / "runs" / "a"
+
+
 def test_whatever_a_parser_raises_names_the_input_and_the_fix():
     for fault in (AttributeError("'list' has no 'get'"), RecursionError(), OSError(28, "full")):
         with (

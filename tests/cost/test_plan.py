@@ -5,13 +5,19 @@ import math
 import re
 import resource
 import shlex
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
+from huggingface_hub import HfApi, constants
 
 from benchmarks import random_model
+from swep_ds.commands.train import train
+from swep_ds.common.files import check_hub
 from swep_ds.cost.memory import States
 from swep_ds.cost.plan import GIB, Devices, _row, plan, plan_sweep
 from swep_ds.models.hub import load_tokenizer
@@ -21,6 +27,7 @@ from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import read_sweep
 from swep_ds.training.ds_config import complete_ds_config
 from tests.support.bad_input import refused
+from tests.support.fork_server import ROOT, free_port
 from tests.support.sweep_files import finish, write
 from tests.support.tiny_run import prepare
 
@@ -151,6 +158,18 @@ def test_evaluation_is_planned_where_answers_are_generated(capsys, tmp_path):
     assert "evaluation:" not in printed(capsys, tmp_path, LARGE, "data.eval={}")
 
 
+def test_a_head_of_its_own_is_counted(capsys, tmp_path):
+    prepare(tmp_path, architecture="t5-v1.1")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    counts = []
+    for tied in (True, False):  # what transformers writes, and what is published
+        file.write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+        text = printed(capsys, tmp_path, LARGE)
+        counts.append(int(re.search(r"parameters: ([\d,]+) of the model", text)[1].replace(",", "")))
+    assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
+
+
 def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder):
     first = {"pretrain.train": str(folder / "train.json"), "pretrain.max_updates": 3, "pretrain.micro_batch_size": 4}
     variants = {"MLE": {"method.name": "mle"}, "SWEP": {}, "two stages": {"method.name": "mle", **first}}
@@ -211,6 +230,99 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
     ):
         assert part in text
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
+
+
+MODEL = "google-t5/t5-base"
+# Raffel et al. 2020, Section 2.1 and Table 14: 12 layers on each side, widths 768 and 3072, 12 heads of 64
+T5_BASE = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128}
+T5_BASE |= {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 12, "decoder_start_token_id": 0}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has the config of T5-base and nothing else."""
+
+    def do_GET(self) -> None:
+        known = self.path.startswith(f"/{MODEL}/")
+        there = bool(re.fullmatch(rf"/{MODEL}/resolve/(main|a+)/config.json", self.path))  # of the name or its commit
+        body = json.dumps(T5_BASE).encode() if there else b"{}"
+        self.send_response(200 if there else 404)
+        self.send_header("Content-Length", str(len(body)))
+        if known:
+            self.send_header("X-Repo-Commit", 40 * "a")
+        if there:
+            self.send_header("ETag", f'"{40 * "b"}"')
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub():
+    """The address of a stand-in for Hugging Face's hub."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def online(monkeypatch):
+    def at(address: str) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        # a client took its address when it was made, by whichever test
+        endpoint = property(lambda client: address, lambda client, value: vars(client).update(endpoint=value))
+        monkeypatch.setattr(HfApi, "endpoint", endpoint, raising=False)
+        path = "{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{path}")
+
+    return at
+
+
+def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(hub, online, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    options = ["--recipe", "large_t5", "--output_dir", "runs/large"]
+    monkeypatch.setattr(sys, "argv", ["train", "--plan", "8x80", *options])
+    online(hub)
+    train()
+    said = capsys.readouterr().out
+    for part in (
+        f"swep on {MODEL}: autocast",
+        "parameters: 222,903,552 of the model",  # as the published weights have
+        "updates and tokens: not known, because model.name google-t5/t5-base: no tokenizer",
+        f"swep-ds train --ranks 8 --ds_config zero1 {' '.join(options)}",
+    ):
+        assert part in said
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(hub, online):
+    online(address := f"http://127.0.0.1:{free_port()}")
+    said = refused(check_hub, MODEL, "none.json", f"model.name {MODEL}")
+    assert said.startswith(f"model.name {MODEL}: no such file or folder, and the hub {address} cannot be reached")
+    online(hub)
+    for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
+        check_hub(repository, file, "model.name")
+    check_hub("a/path/to/nothing", "config.json", "model.name")  # is no hub id
+
+
+def test_every_model_of_large_models_md_has_a_recipe_and_a_ds_config_that_go_together():
+    text = (ROOT / "docs" / "large_models.md").read_text()
+    rows = [
+        [re.findall("`(.*?)`", cell) for cell in row.split("|")[1:-1]] for row in text.splitlines() if "| `zero" in row
+    ]
+    assert sum(len(names) for *_, names in rows) >= 13
+    for [ds_config], [name], models in rows:
+        for model in models:
+            recipe = Recipe.load(name, [f"model.name={model}"])
+            assert (recipe.task == "generative") == ("t5" in model)
+            config = complete_ds_config(ds_config, recipe.train, **SIZES)
+            assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

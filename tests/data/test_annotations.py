@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.annotations import annotated_rows
+from swep_ds.data.annotations import annotated_rows, tool_of
 from swep_ds.data.choices import Choices
 from swep_ds.data.formats import numbered
 from swep_ds.data.readers import read_examples
@@ -25,8 +25,8 @@ OLD = {"text": ["1902"], "answer_start": [CONTEXT.index("1902")]}
 DECLINING = Choices(unanswerable="train")
 
 
-def read(file: str, choices: Choices = DECLINING, **wanted):
-    return read_examples(file, training=True, choices=choices, **wanted)
+def read(file: str):
+    return read_examples(file, training=True, choices=DECLINING)
 
 
 def rows(*items: dict, labels: bool = True):
@@ -123,11 +123,19 @@ SAME = {  # two questions in every shape: one with an answer that occurs twice, 
     ],
     "JSON-MIN": [annotation(1, FALL, MARKED), annotation(2, "Why?", None)],
     "Prodigy": [prodigy(FALL, FALL_PAIR), prodigy("Why?")],
+    "Prodigy, renamed": [
+        {"context": CONTEXT, "question": FALL, "spans": prodigy("", FALL_PAIR)["spans"], "answer": "accept"},
+        {"context": CONTEXT, "question": "Why?", "spans": [], "answer": "accept"},
+    ],
     "Prodigy, question in meta": [
         {key: value for key, value in prodigy("", *spans, meta={"question": question}).items() if key != "question"}
         for question, *spans in ((FALL, FALL_PAIR), ("Why?",))
     ],
     "doccano": [doccano(FALL, FALL_PAIR), doccano("Why?", id=5)],
+    "doccano, old names": [
+        {"text": CONTEXT, "labels": doccano("", FALL_PAIR)["label"], "meta": {"question": FALL}},
+        {"text": CONTEXT, "labels": [], "meta": {"question": "Why?"}},
+    ],
     "doccano, relations": [
         {
             "text": CONTEXT,
@@ -164,6 +172,13 @@ def test_a_table_of_text_holds_regions_as_json_or_as_python_prints_them(save):
         assert (first.id, first.span, second.id, second.answers) == ("1", (SECOND, SECOND + 4), "2", ())
     records = [argilla("a", FALL, ("submitted", [FALL_PAIR])), argilla("b", YEAR, ("discarded", [YEAR_PAIR]))]
     assert [example.span for example in read(save(pd.DataFrame(records).to_csv()))] == [(SECOND, SECOND + 4)]
+
+
+@pytest.mark.parametrize("items", [SAME[tool] for tool in ("Argilla", "Prodigy", "JSON-MIN", "doccano, relations")])
+def test_a_table_of_arrow_keeps_the_columns_of_an_export(save, items):
+    items = [{"Comments": [], "context": CONTEXT, **item} for item in items]
+    with_answer, without = read(save(parquet(pa.Table.from_pylist(items))))
+    assert (with_answer.span, without.answers) == ((SECOND, SECOND + 4), ())
 
 
 def test_annotators_are_pooled_and_what_they_passed_over_is_left_out():
@@ -244,6 +259,21 @@ def test_spans_that_fit_no_place_are_refused(save):
         rows(task(1, YEAR, [html]))
 
 
+def test_of_several_labels_or_columns_that_of_the_answers_is_read():
+    evidence = region("Mira Holt won it", label="Evidence")
+    assert pairs(annotation(1, WINNER, [evidence, region(*WINNER_PAIR, label="ANSWER")])) == [[WINNER_PAIR]]
+    assert pairs(annotation(1, WINNER, [evidence])) == [[(evidence["text"], evidence["start"])]]
+    both = argilla("a", WINNER, ("submitted", [WINNER_PAIR]))
+    for name in ("responses", "responses.status"):
+        both[f"Answer.{name}"] = both.pop(f"span.{name}")
+        both[f"proof.{name}"] = argilla("a", WINNER, ("submitted", [FALL_PAIR]))[f"span.{name}"]
+    assert pairs(both) == [[WINNER_PAIR]]
+    with pytest.raises(
+        InputError, match=r"Label Studio with the labels \['evidence', 'mark', 'short'\]: name .* Answer"
+    ):
+        rows(task(1, WINNER, [evidence]), task(2, WINNER, [region(*WINNER_PAIR, label="Short")]))
+
+
 def test_an_export_without_a_marked_span_is_refused_as_its_answers_may_be_typed():
     text = {"answer.responses": ["1894"], "answer.responses.status": ["submitted"]}
     for item in (
@@ -257,7 +287,65 @@ def test_an_export_without_a_marked_span_is_refused_as_its_answers_may_be_typed(
         assert "answers" not in rows(item, labels=False)[0][0]
 
 
+OTHERS = {
+    "brat": "T1\tAnswer 29 33\t1907\n#1\tAnnotatorNotes T1\tWhen?\n",
+    "WebAnno": "#FORMAT=WebAnno TSV 3.3\n#Text=It opened.\n1-1\t0-2\tIt\t_\t\n",
+    "LightTag": '{"examples": [{"content": "It"}], "schema": {}, "relations": []}',
+    "Argilla 1": '[{"text": "It", "tokens": ["It"], "annotation": [], "annotation_agent": "a"}]',
+}
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_other_exports_are_refused_in_a_line_that_says_what_is_read(save, text):
+    assert "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read" in refused(save(text))
+
+
+def test_an_export_that_forgets_what_was_discarded_is_refused(save):
+    forgetful = [{"id": "1", "fields": {}, "responses": {}, "suggestions": {}, "metadata": {}}]
+    assert "to_json forgets what was discarded: export to_datasets" in refused(save(forgetful))
+
+
+def test_exports_with_faults_are_refused(save):
+    for items, said in (
+        ([prodigy(YEAR, YEAR_PAIR), prodigy(WINNER, answer="maybe")], "row 1 is not as Prodigy writes it"),
+        ([doccano(YEAR, YEAR_PAIR), {"text": CONTEXT}], "row 1 is not as doccano writes it"),
+        ([{**argilla("a", YEAR, ("submitted", [])), "span.responses.status": None}], "not as Argilla writes it"),
+        ([task(1, YEAR, MARKED), 3], "row 1 is not as Label Studio writes it"),
+        (
+            [{"id": 1, "data": {"body": CONTEXT, "question": YEAR}, "annotations": task(1, "", MARKED)["annotations"]}],
+            "no column context",
+        ),
+        (
+            [{"id": 1, "data": {"text": CONTEXT, "query": YEAR}, "annotations": task(1, "", MARKED)["annotations"]}],
+            "no column question",
+        ),
+    ):
+        assert said in refused(save(json.dumps(items)), choices=DECLINING)
+
+
 ROW = {"question": YEAR, "context": CONTEXT}
+PLAIN = [
+    {"title": "A", "paragraphs": [{"context": CONTEXT, "qas": []}]},
+    {"context": CONTEXT, "qas": [{"question": YEAR, "answers": []}]},
+    {**ROW, "answers": OLD, "label": [1, 2], "entities": [], "tokens": [{"start": 1, "end": 2}], "annotation_id": 3},
+    {**ROW, "answer": ["accept"], "text": "x", "labels": [], "annotator": 1},
+    {**ROW, "answer": "[{start", "responses": [], "data": {}, "spans": [], 3: "[[["},
+    [ROW],
+]
+
+
+@pytest.mark.parametrize("item", PLAIN)
+def test_other_items_pass_untouched_and_are_not_read_ahead(item):
+    def items():
+        yield "row 0", item
+        raise AssertionError("read ahead")
+
+    assert tool_of(item) is None
+    given = annotated_rows(items(), dict, lambda *said: None, True)
+    assert next(given)[1] is item
+    assert list(annotated_rows(iter(()), dict, lambda *said: None, True)) == []
+
+
 TEXT = {"text": CONTEXT, "question": YEAR, "answer": "1894"}
 RESEARCH = [
     {**ROW, "answers": ["1894"], "evidence": [{"start": 1, "end": 2, "labels": ["x"]}]},
@@ -285,6 +373,22 @@ def test_labels_are_compared_in_any_case_and_typed_answers_are_left_out(save):
     assert remarks == [("2", "typed, not marked: left out", True)]
 
 
+def test_the_names_of_columns_in_an_export_are_met(save):
+    item = prodigy(YEAR, YEAR_PAIR)
+    item["Frage"] = item.pop("question")
+    remarks = []
+    choices = Choices(columns=(("question", "Frage"),))
+    read_examples(save(json.dumps([item])), training=True, choices=choices, remark=remarks.append)
+    assert remarks == []
+
+
+def test_a_remark_has_the_id_of_its_question(save):
+    items = [prodigy(YEAR, YEAR_PAIR), prodigy(FALL, answer="reject")]
+    remarks = []
+    [example] = read_examples(save(json.dumps(items)), training=True, remark=remarks.append)
+    assert (example.id, [remark.id for remark in remarks]) == ("data-0", ["data-1"])
+
+
 def test_a_whole_number_start_is_an_offset(save):
     start = {"start": SECOND, "end": SECOND + 4}
     for answer in (
@@ -305,3 +409,9 @@ def test_a_whole_number_start_is_an_offset(save):
     assert "is not at answer_start 3" in refused(save(json.dumps([{**ROW, "answer": "1902", "start": 3}])))
     [example] = read(save(json.dumps([{**ROW, "answer": "1894", "start": "00:12:03"}])))
     assert example.span == (YEAR_PAIR[1], YEAR_PAIR[1] + 4)
+
+
+def test_an_answer_that_haystack_calls_not_given_is_none(save):
+    answer = {"text": "1902", "answer_start": SECOND, "answer_category": "NOT_GIVEN"}
+    [example] = read(save(json.dumps([{**ROW, "answers": [answer]}])))
+    assert (example.answers, example.span) == ((), None)

@@ -123,6 +123,14 @@ def test_an_offset_of_minus_one_is_not_known():
         assert "occurs 2 times" in refused(training_place, {}, CONTEXT, [("1977", start)], STRICT)
 
 
+def test_misplaced_answers_of_mrqa():
+    row = {"detected_answers": [{"text": "Mill", "char_spans": [[0, 3]]}]}
+    assert "set data.misplaced_answers to drop" in refused(training_place, row, CONTEXT, [], STRICT)
+    for choices in (FIND, DROP):
+        with pytest.raises(LeftOut):
+            training_place(row, CONTEXT, [], choices)
+
+
 def test_all_misplaced_answers_are_counted_and_named(save):
     """More than a message names."""
     row = {"question": "Who?", "context": CONTEXT}

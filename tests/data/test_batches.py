@@ -227,7 +227,7 @@ def test_targets_are_padded_with_what_the_loss_ignores(multiple, most, width):
     assert batch.start_position is batch.end_position is None
 
 
-@pytest.mark.parametrize("budget", [None, 2048])
+@pytest.mark.parametrize("budget", [None, 2048, 8192])
 def test_padding_is_below_three_percent_on_lengths_like_squads(budget):
     """Most windows have 100 to 250 tokens, with a tail up to 384."""
     spread = np.clip(np.random.default_rng(0).lognormal(5.05, 0.35, 6000), 40, 384).astype(int)

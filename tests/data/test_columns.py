@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.choices import Choices
+from swep_ds.data.columns import check_columns
 from swep_ds.data.readers import read_examples
 from tests.support.qa_files import lines, refused, squad
 
@@ -57,6 +59,10 @@ def test_a_named_answer_goes_before_the_column_answers(save):
     assert told(save([row]), ("answer", "gold")) == EXPECTED
 
 
+def test_names_are_compared_in_any_case(save):
+    assert told(save([GERMAN]), *((column, f" {name.upper()} ") for column, name in COLUMNS)) == EXPECTED
+
+
 def test_names_that_a_file_does_not_have_are_told(save):
     """It has the usual ones, which are read."""
     for content in ([ROW], squad({**ROW, "answers": [{"text": "Ada Brook", "answer_start": 0}]}, context=CONTEXT)):
@@ -80,9 +86,34 @@ def test_repeated_ids_are_told_at_once_and_read_by_their_places(save):
     ("row", "said"),
     [
         ({"Frage": "Who?", "Text": "Ann."}, "has no column question, context, answers (found: ['Frage', 'Text'])"),
+        ({"question": "Who?", "Text": "Ann."}, "has no column context, answers (found: ['question', 'Text'])"),
+        ({"question": "Who?", "Text": "Ann.", "answer": "Ann"}, "has no column context (found:"),
         ({"question": "Who?", "context": "Ann."}, "field 'answers' is missing; add it, or name yours in data.columns"),
         ({**ROW, "answer_text": "Ada"}, "has the column 'answer' twice ('answer', 'answer_text'); keep one"),
     ],
 )
 def test_all_missing_columns_are_named_at_once(save, row, said):
     assert said in refused(save(json.dumps([row])))
+
+
+def test_answer_text_is_an_answer(save):
+    row = {"id": "a", "question": "Who built it?", "context": CONTEXT, "answer_text": "Ada Brook", "answer_start": 0}
+    assert told(save([row])) == EXPECTED
+
+
+def test_mistakes_in_columns_are_refused():
+    for columns, said in (
+        ({"frage": "question"}, "'frage' is not one of id, title, question"),
+        ({"context": None}, "context: give the name of its column; only the id can do without"),
+        ({"context": "text", "question": "text"}, "context: 'text' also stands for another column"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_columns(columns)
+    with pytest.raises(InputError, match="expected an object with fields such as context and question, found 'text'"):
+        told_of_text()
+
+
+def told_of_text():
+    from swep_ds.data.columns import known_fields
+
+    known_fields("text", ())

@@ -112,10 +112,12 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
     [
         ({"answer": "it"}, ("it",), (20, 22)),
         ({"answers": "Annika"}, ("Annika",), (8, 14)),
+        ({"answers": ["Annika", "it"]}, ("Annika", "it"), (8, 14)),
         ({"answers": {"text": ["Annika", "it"]}}, ("Annika", "it"), (8, 14)),
         ({"answers": {"text": ["Ann", "it"], "answer_start": [37, 20]}}, ("Ann", "it"), (37, 40)),
         ({"answers": {"text": ["Annika"], "answer_start": [None]}}, ("Annika",), (8, 14)),
         ({"answer": "Ann", "answer_start": 37}, ("Ann",), (37, 40)),
+        ({"answers": ["Ann"], "answer_start": 37}, ("Ann",), (37, 40)),
         ({"answers": ["Ann", "Ann met"], "answer_start": [37, 0]}, ("Ann", "Ann met"), (37, 40)),
         # pandas makes numbers of a column of years, and floats of one with gaps
         ({"answer": 1852}, ("1852",), (26, 30)),
@@ -123,11 +125,14 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
         # a blank answer is none: as plain text it would be a gold answer that no model can give
         ({"answers": {"text": [None, "it", " "], "answer_start": [0, 20, 0]}}, ("it",), (20, 22)),
         ({"answer": "\u200b"}, (), None),
+        ({"answers": None}, (), None),
         ({"answers": {"text": [""], "answer_start": [-1]}}, (), None),
+        ({"answers": [{"text": None, "answer_start": None}]}, (), None),
         ({"answers": [], "answer": "it"}, ("it",), (20, 22)),
         ({"answers": ["it"], "answer": "Annika"}, ("it",), (20, 22)),
         ({"is_impossible": True}, (), None),
-        ({"is_impossible": 1.0}, (), None),  # a column with gaps
+        ({"is_impossible": 1}, (), None),  # a column of numbers, and one with gaps
+        ({"is_impossible": 1.0}, (), None),
         # as in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer
         ({"answers": {"text": [" met "], "answer_start": [3]}}, (" met ",), (4, 7)),
     ],
@@ -150,12 +155,14 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
     [
         ({"answer": "Ann", "answer_start": 36}, "is not at answer_start 36 of its context, which has ' An' there"),
         ({"answer": "Ann", "answer_start": "7.5"}, "answer_start is '7.5'; expected a whole number"),
+        ({"answer": "Ann", "answer_start": "7th"}, "answer_start is '7th'"),
         # counted from the end of the context, where Python's slices have the answer
         ({"answer": "Ann", "answer_start": "-40"}, "answer_start is '-40'; expected a whole number"),
         ({"answers": {"text": ["Ann"], "answer_start": [-3]}}, "answer_start is -3; expected a whole number"),
         ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
         ({"answer": "Ann", "is_impossible": True}, "is_impossible is true, but it has answers: correct"),
         ({"answer": "", "is_impossible": False}, "is_impossible is false, but it has no answers: correct"),
+        ({"answer": "", "is_impossible": 0.0}, "is_impossible is false, but it has no answers: correct"),
         ({"answer": ""}, "has no answer; give it, or set data.unanswerable to drop such questions or to train"),
     ],
 )

@@ -134,3 +134,8 @@ def test_columns_of_texts_and_numbers_as_datasets_keeps_them(save, tmp_path):
     data.to_parquet(tmp_path / "rows.parquet")
     for name in ("saved", "rows.parquet"):
         assert read(str(tmp_path / name), "error", True)[0] == {"a1": ("Ada Brook",), "2": ("1931",)}
+
+
+def test_a_pointer_of_git_lfs_is_told(save):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 49007485\n"
+    assert "a pointer of Git LFS, not the data: run `git lfs pull`" in refused(save(pointer))

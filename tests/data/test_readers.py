@@ -196,18 +196,24 @@ def test_tables_of_many_rows(save):
     ("content", "message"),
     [
         (" \n", "is empty; fetch it again"),
+        ("text", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
         ('{"data": []}', "holds no questions"),
         ('{\n  "data": [\n    {"paragraphs": ]\n}', "not JSON (Expecting value: line 3 column 20"),
         (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "line 3 is not JSON (Expecting ':'"),
         (json.dumps(squad(WHEN)) + "\n{}", "line 1: has no column question, context, answers (found: ["),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
+        (parquet(table(WHEN))[:-40], "damaged data file"),
         (stream(table(WHEN))[:-8], "damaged data file (it is cut off)"),  # between batches: to Arrow's reader, its end
         (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),
         # the contexts of mrqa-workshop/mrqa have markers
         (rows(WHEN | {"detected_answers": ["1998"]}), "row 0: has MRQA's column detected_answers"),
         (squad(WHEN, context=" \n"), "question 'q1': context is empty"),
+        (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
+        ([{"question": "Is it?", "context": "True", "answer": True}], "the answer True is not text; give a string"),
+        ({"data": None}, "field 'data' is None; expected a list"),
+        ({"data": [{"paragraphs": {}}]}, "data[0].paragraphs[0]: field 'context' is missing"),
         ({"data": [{"paragraphs": [None]}]}, "data[0].paragraphs[0]: expected an object with fields such as context"),
     ],
 )

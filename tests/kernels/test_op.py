@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -84,3 +86,19 @@ def test_pytorch_runs_on_cpus_in_float64_and_where_it_is_forced(fresh, monkeypat
     implementation.cache_clear()
     monkeypatch.setenv(VARIABLE, "torch")
     assert implementation("cuda", torch.bfloat16) is torch_impl
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "dtype", "message"),
+    [
+        ("trition", "cuda", torch.float32, "must be auto, torch or triton; got 'trition'"),
+        ("triton", "cuda", torch.float64, "the Triton kernels compute in float32"),
+        ("triton", "cpu", torch.float32, "TRITON_INTERPRET=1"),
+    ],
+)
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does run on a CPU")
+def test_a_choice_that_cannot_be_met_is_refused(fresh, monkeypatch, choice, device, dtype, message):
+    pytest.importorskip("triton")
+    monkeypatch.setenv(VARIABLE, choice)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        implementation(device, dtype)

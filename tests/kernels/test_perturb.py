@@ -144,12 +144,18 @@ def test_nothing_but_the_inputs_is_saved_and_a_second_derivative_is_refused():
     ("change", "error", "message"),
     [
         ({"mode": "nois"}, ValueError, "mode must be one of"),
+        ({"embeddings": torch.zeros(3, 16)}, ValueError, r"embeddings must be \[N, T, d\]"),
         ({"embeddings": torch.zeros(3, 7, 6)}, ValueError, "multiple of 4"),
+        ({"embeddings": torch.zeros(3, 7, 16, dtype=torch.int32)}, TypeError, "must be float32"),
         ({"params": None}, ValueError, "needs params"),
+        ({"mode": "prior"}, ValueError, "takes no params"),
         ({"params": torch.zeros(3, 7, 16)}, ValueError, r"params must have shape \(3, 7, 32\)"),
         ({"mask": torch.ones(3, 7)}, TypeError, "mask must be bool or integer"),
+        ({"mask": torch.ones(3, 7, dtype=torch.bool, device="meta")}, ValueError, "mask is on meta"),
         ({"sample_ids": torch.arange(4)}, ValueError, "sample_ids must have"),
+        ({"sample_ids": torch.arange(3, dtype=torch.int32)}, TypeError, "sample_ids must be int64"),
         ({"prior_variance": 0.0}, ValueError, "prior_variance must be greater than 0"),
+        ({"draw": torch.tensor([1])}, TypeError, "draw must be .* got torch.int64, 1-dim"),
     ],
 )
 def test_bad_input_is_refused(change, error, message):

@@ -31,3 +31,9 @@ def test_768_is_walked_without_idle_lanes_and_registers_are_capped_where_the_for
     for target in product(("sm_80", "sm_90", "sm_100", "gfx942"), ("forward", "backward")):
         cap = launch_options(tile(*target, 768, 2, 32)).get("maxnreg")
         assert cap == (128 if target in capped else None)
+
+
+def test_four_bytes_an_element_fill_the_same_accesses_with_half_the_counters():
+    for width in (256, 768, 8192):
+        assert tile("sm_100", "backward", width, 2, 32) == (4, 64, 1, None)
+        assert tile("sm_100", "backward", width, 4, 32) == (2, 64, 1, None)

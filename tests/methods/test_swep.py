@@ -1,15 +1,18 @@
 """What SWEP's settings do: initialisation, beta's schedule, the note on collapsed noise."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 
-from swep_ds.methods.base import MicroStep
+from swep_ds.methods.base import Inputs, MicroStep, Perturbed
+from swep_ds.methods.noise_effect import noise_statistics
 from swep_ds.methods.settings import SwepSettings
 from swep_ds.methods.swep import NoiseGenerator, Swep
 from tests.support import tiny_batches
+from tests.support.fork_server import ROOT
 from tests.support.tiny_objective import MEASURED, away_from_the_prior, objective
 
 
@@ -47,6 +50,26 @@ def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed():
     assert Swep(SwepSettings(), 16, 16).watches is None
 
 
+def test_the_page_says_what_a_dose_does_to_sigma_and_mu():
+    """Of a window of 170 tokens, by torch.distributions; near the prior the spreads tell the KL."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").replace("−", "-")
+    rows = re.findall(r"^\| ([\d,]+) \| (.*%) \|$", page, re.MULTILINE)
+    assert [row[0] for row in rows] == ["20", "200", "2,000", "20,000"]
+    prior = torch.distributions.Normal(1.0, 0.1**0.5)
+    for nats, said in rows:
+        percent = np.array(re.findall(r"[-+]?[\d.]+(?= )", said.replace("± ", "")), dtype=float).reshape(2, 3) / 100
+        for d, (low, high, mu) in zip((384, 768), percent, strict=True):
+            for shift, scale in ((0.0, 1 + low), (0.0, 1 + high), (mu, 1.0)):
+                noise = torch.distributions.Normal(1 + shift * prior.scale, scale * prior.scale)
+                kl = 170 * d * torch.distributions.kl_divergence(noise, prior).item()
+                assert kl == pytest.approx(float(nats.replace(",", "")), rel=0.09)  # the page rounds to 0.1 %
+    parameters = torch.cat([torch.full((1, 1, 8), 0.021 * prior.scale), torch.full((1, 1, 8), 2 * math.log(1.018))], -1)
+    spread = {name: value.item() for name, value in noise_statistics(parameters, 0.1, "learned").items()}
+    noise = torch.distributions.Normal(1 + 0.021 * prior.scale, prior.scale * 1.018)
+    kl = torch.distributions.kl_divergence(noise, prior).item()
+    assert spread["sigma_spread"] + spread["mu_spread"] / 2 == pytest.approx(kl, rel=0.02)
+
+
 def test_the_log_says_where_the_kl_of_a_window_names_no_span():
     module = Swep(SwepSettings(), 16, 16)
     below, above = ({"kl_per_window": kl, "span_nats": 10.6} for kl in (1.2, 79.0))
@@ -60,6 +83,22 @@ def test_the_log_says_where_the_kl_of_a_window_names_no_span():
         assert (held.remark(below | {"kl_per_window": kl}, 0.5) is None) is silent
     per_token = Swep(SwepSettings(kl_target=20.0, kl_reduction="mean"), 16, 16)
     assert per_token.remark(below | {"kl_per_window": 8.0, "kl_per_token": 0.05}, 0.5)
+
+
+@pytest.mark.parametrize("kl", [0.01, None])
+def test_noise_of_another_kind_need_measure_nothing(kl, monkeypatch):
+    def perturb(self, inputs: Inputs) -> Perturbed:
+        kl_NT = None if kl is None else kl * inputs.batch.attention_mask.double()
+        return Perturbed(inputs.embeddings + 0 * self.noise(inputs.carried.hidden).sum(), kl_NT)
+
+    monkeypatch.setattr(Swep, "_perturb", perturb)
+    module = objective("swep")
+    _, _, statistics = module(tiny_batches.batch(), MEASURED)
+    assert ("span_nats" in statistics) is (kl is not None)
+    assert bool(module.method.remark(statistics, 0.5)) is (kl is not None)
+    expected = {} if kl is None else {"kl_per_window": kl * np.mean([12, 7, 9])}
+    logged = {name: value.item() for name, value in statistics.items() if name == "kl_per_window"}
+    assert logged == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("noise", ["additive", "fixed_mu", "fixed_sigma", "no_eps"])

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 from sentencepiece import SentencePieceTrainer
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer, ByT5Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from swep_ds.models.hub import check_knows, check_length, fit_tokenizer, load_tokenizer, longest_window
 from tests.support import tiny, tiny_models
@@ -91,6 +91,22 @@ def test_texts_in_a_language_that_the_tokenizer_does_not_know(kind):
         assert re.match(r"model\.name x: its tokenizer knows \d+% of the first texts of data\.train: ", message)
 
 
+def test_letters_that_a_tokenizer_leaves_out_are_not_known_but_marks_are():
+    """Without an unknown token a BPE drops what it does not know."""
+    bpe = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    bpe.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    check_knows(tokenizer, ["abba a"], "x", "y")
+    assert "knows 20%" in refused(check_knows, tokenizer, ["abcdefghij"], "x", "y")
+    text = "\u0917\u0941\u0930\u0941 \u0939\u0948 \u1112\u1161\u11ab"  # Hindi, Hangul
+    pieces = [sign + letter for letter in sorted(set(text)) if letter.isalpha() for sign in ("", "##")]
+    vocabulary = {piece: number for number, piece in enumerate(["[UNK]", *pieces])}
+    words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    words.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.BertNormalizer(lowercase=True)])
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    check_knows(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"), [text], "x", "y")
+
+
 @pytest.mark.parametrize(("architecture", "types"), [("distilbert", 2), ("modernbert", 2), ("t5", 2), ("roberta", 1)])
 def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture, types, tmp_path):
     tokenizer = copy.deepcopy(tiny.wordpiece())
@@ -121,7 +137,7 @@ def test_token_types_are_given_where_the_model_has_a_table_whatever_the_files_li
     assert tokenizer.model_input_names == names
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "xlm"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neo", "gptj", "xlm", "flaubert"])
 def test_a_model_that_looks_types_up_among_the_words_gets_none(kind):
     config = transformers.AutoConfig.for_model(kind, vocab_size=len(tiny.wordpiece()))
     with torch.device("meta"):
@@ -137,6 +153,18 @@ def test_tokens_that_were_added_without_rows_for_them_are_refused_with_the_way_t
     model = tiny_models.model("bert", vocab_size=len(tokenizer))
     tokenizer.add_tokens(["covid-19"])
     assert "model.resize_token_embeddings(len(tokenizer))" in refused(fit_tokenizer, tokenizer, model, "model x")
+
+
+@pytest.mark.parametrize("kind", ["gptj", "mpt"])
+def test_a_table_that_is_no_module_limits_windows_as_well(kind):
+    sizes = {"vocab_size": 300, "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64, "rotary_dim": 4}
+    if kind == "mpt":
+        sizes = {"vocab_size": 300, "n_layers": 1, "n_heads": 2, "d_model": 16, "max_seq_len": 64}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    model = transformers.AutoModelForQuestionAnswering.from_config(config)
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.model_max_length = 64
+    assert "the model takes at most 64 tokens" in refused(check_length, tokenizer, model, 65, "data.max_length")
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5", "deberta-v2"])
@@ -159,7 +187,9 @@ def test_windows_are_limited_by_a_table_of_positions_and_else_warned_of(architec
         (tiny.wordpiece, "bert", "BertTokenizer"),
         (tiny.wordpiece, "roberta", "RobertaTokenizer"),
         (tiny.wordpiece, "deberta-v2", None),  # whose class takes no such vocabulary
+        (tiny.wordpiece, "roformer", None),  # whose class needs a package that is not there
         (tiny.unigram, "t5", None),  # which would add 100 tokens
+        (tiny.byte_bpe, "bert", "BertTokenizerFast"),
     ],
 )
 def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_type, named, tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, BertForQuestionAnswering
 
+from swep_ds.models import trials
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
@@ -98,7 +100,19 @@ def test_a_config_that_makes_no_model(tmp_path):
             assert said in message
 
 
+def test_models_without_a_head_for_the_task(tmp_path):
+    for config, loader, said in (
+        (transformers.ViTConfig(), ExtractiveQA, "model.name {}: transformers has no question-answering head for"),
+        (tiny_models.config("t5"), ExtractiveQA, "task extractive: {} is a sequence-to-sequence model: set task"),
+        (tiny_models.config("bert"), GenerativeQA, "model.name {}: transformers has no sequence-to-sequence head for"),
+    ):
+        config.save_pretrained(tmp_path)
+        message = refused(loader.load, str(tmp_path), activation_checkpointing=False)
+        assert message.startswith(said.format(tmp_path))
+
+
 FORMER = {
+    "a regression": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
     "sentiment": (AutoModelForSequenceClassification, {"id2label": {"0": "bad", "1": "good"}}),
     "entities": (AutoModelForTokenClassification, {"num_labels": 9}),
 }
@@ -125,7 +139,7 @@ def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, 
     assert all(torch.equal(exported.get_parameter(name), weight) for name, weight in model.named_parameters())
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "nemotron", "mistral", "gpt2", "opt"])
 @pytest.mark.parametrize("published", [True, False])
 def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kind, published, tmp_path):
     """Those of the causal model, which has another prefix than the question-answering class, or of the bare one."""
@@ -166,6 +180,16 @@ def test_attention_is_chosen_or_refused(tmp_path):
     assert message.endswith("): set it to auto, or correct config.json")
 
 
+def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
+    """It loads on a CPU, which has no FlashAttention."""
+    model = tiny_models.model("bert", 0.0)
+    model.config._attn_implementation = "flash_attention_2"
+    choose = mock.Mock(side_effect=lambda name: setattr(model.config, "_attn_implementation", name))
+    monkeypatch.setattr(model, "set_attn_implementation", choose)
+    trials.check_takes_embeddings(model, "model.name bert", trials.example_window(model, None))
+    assert choose.mock_calls == [mock.call("eager"), mock.call("flash_attention_2")]
+
+
 def write(folder, architecture: str, change=dict, **settings) -> dict:
     """Saves a model with changed weights and config; returns the weights."""
     tiny_models.model(architecture).save_pretrained(folder)
@@ -180,13 +204,15 @@ def without(pattern: str):
     return lambda weights: {name: value for name, value in weights.items() if not re.search(pattern, name)}
 
 
-QUERY = "bert.encoder.layer.0.attention.self.query.weight"
+QUERY, BIAS = "bert.encoder.layer.0.attention.self.query.weight", "qa_outputs.bias"
 FAULTS = {
     "another prefix": ("bert", lambda w: {f"other.{name}": w[name] for name in w}, {}, r"lack 37 weights .*first bert"),
     "more layers": ("bert", dict, {"num_hidden_layers": 3}, r"lack 16 weights .*first bert\.encoder\.la"),
     "no embeddings of T5": ("t5", without("shared|embed_tokens|lm_head"), {}, "that its config.json asks for"),
+    "no decoder": ("bart", without("decoder"), {}, r"lack \d+ weights .*first model\.decoder\.embed_positions"),
     "another width": ("bert", dict, {"intermediate_size": 48}, r"lack 6 weights in the shapes that .*intermediate"),
     "NaN": ("bert", lambda w: w | {QUERY: w[QUERY] * torch.nan}, {}, "computes NaN or infinity"),
+    "infinity": ("albert", lambda w: w | {BIAS: w[BIAS] - torch.inf}, {}, "computes NaN or infinity"),
 }
 
 

@@ -1,13 +1,39 @@
 """Models whose parts are not where those of most are: loaded and right, or refused in one line."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
 from tests.support.bad_input import change_json
 from tools.models.making import save_model
+
+
+def test_ibert_answers_though_its_table_is_no_embedding_of_pytorch(tmp_path):
+    save_model("ibert", tmp_path)
+    assert load_saved(str(tmp_path)).windows.max_length == 32
+    with pytest.raises(InputError, match="cannot be run on inputs_embeds"):
+        ExtractiveQA.load(str(tmp_path), activation_checkpointing=False)
+
+
+def test_canine_without_a_table_of_words_is_refused(tmp_path):
+    save_model("canine", tmp_path)
+    with pytest.raises(InputError, match="CanineForQuestionAnswering gives no table of word embeddings"):
+        load_saved(str(tmp_path))
+
+
+@pytest.mark.parametrize(("kind", "said"), [("fsmt", "sees the tokens that it is to write"), ("prophetnet", "n-grams")])
+def test_decoders_that_learn_something_else_than_the_next_token_are_refused(kind, said, tmp_path):
+    save_model(kind, tmp_path)
+    for load in (load_saved, partial(GenerativeQA.load, activation_checkpointing=False)):
+        with pytest.raises(InputError, match=said):
+            load(str(tmp_path))
 
 
 def test_the_answers_of_big_bird_do_not_depend_on_former_ones(tmp_path):
@@ -18,6 +44,19 @@ def test_the_answers_of_big_bird_do_not_depend_on_former_ones(tmp_path):
     with torch.no_grad():
         first, _, again = (saved.qa.predict(windows[number])[0] for number in (0, 1, 0))
     assert torch.equal(first, again)
+
+
+def test_an_encoder_with_a_config_of_its_text_knows_its_width(tmp_path):
+    save_model("t5gemma2", tmp_path)
+    assert GenerativeQA.load(str(tmp_path), activation_checkpointing=False).hidden_size == 16
+    assert load_saved(str(tmp_path)).windows.max_length == 32  # an image has 4 positions
+
+
+def test_funnel_which_halves_lengths_is_made_ready_for_the_compiler(tmp_path):
+    save_model("funnel", tmp_path)
+    qa = ExtractiveQA.load(str(tmp_path), activation_checkpointing=False, compiled=True)
+    assert qa.base._compiled_call_impl is not None
+    assert torch._dynamo.config.recompile_limit == 64
 
 
 def test_an_answer_of_mbart_that_is_cut_has_the_probability_of_what_was_written(tmp_path):

@@ -7,11 +7,13 @@ import datasets
 import pytest
 import torch
 import transformers
+from tokenizers.processors import TemplateProcessing
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.models import hub, trials
 from swep_ds.models.hub import fit_tokenizer
+from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 from tests.support.tiny_models import load
@@ -114,6 +116,35 @@ def test_logits_that_change_in_every_call_or_with_the_batch_are_refused(change, 
     windows = [trials.example_window(model, None, size) for size in (5, 9)]
     message = refused(trials.depends_on_padding, model, "model x", *windows)
     assert "model x: BertForQuestionAnswering gives the same window other logits in each call or batch" in message
+
+
+def test_a_model_that_finds_its_question_by_a_token_is_refused(tmp_path):
+    """Splinter reads the place of [QUESTION] from the ids; from embeddings it takes position 0."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[QUESTION]"]})
+    number = tokenizer.convert_tokens_to_ids("[QUESTION]")
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (cls, sep, "[QUESTION]")]
+    pair = f"{cls} $A [QUESTION] {sep} $B:1 {sep}:1"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{cls} $A {sep}", pair, specials)
+    folder = save(tmp_path, "splinter", tokenizer, question_token_id=number)
+    message = refused(load, folder, tokenizer=tokenizer)
+    assert "SplinterForQuestionAnswering computes something else from inputs_embeds than from the same" in message
+
+
+def test_block_sparse_attention_is_full_from_the_start(tmp_path):
+    """BigBirdPegasus leaves it for good when it sees a short input: its answers would depend on earlier ones."""
+    sizes = {name: value for name, value in tiny_models.BART.items() if name != "forced_eos_token_id"}
+    config = transformers.BigBirdPegasusConfig(
+        **sizes | {"vocab_size": 200, "max_position_embeddings": 256}, block_size=8
+    )
+    assert config.attention_type == "block_sparse"
+    torch.manual_seed(0)
+    transformers.BigBirdPegasusForConditionalGeneration(config).save_pretrained(tmp_path)
+    tiny.wordpiece().save_pretrained(tmp_path)
+    for model in (load(tmp_path, tokenizer=copy.deepcopy(tiny.wordpiece())).model, load_saved(str(tmp_path)).qa.model):
+        assert model.config.attention_type == "original_full"
+        assert {layer.self_attn.attention_type for layer in model.get_encoder().layers} == {"original_full"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])

@@ -138,10 +138,25 @@ def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
     assert said.format("later", 3, 12, "pretrain.train") in caplog.text
 
 
+def test_a_name_of_a_column_that_no_file_has_is_told_beside_the_counts(caplog, tmp_path):
+    rows = [{"question": "Who?", "context": "Ann Bob Ann.", "answer": answer} for answer in ("Bob", "Ann")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", "data.repeated_answers=drop"]
+    remarks = []
+    load_examples(Recipe.load("quickstart", [*settings, "data.columns.question=Frage"]), remarks)
+    assert [record.message for record in caplog.records] == [
+        "data.train: data.columns: rows.json has no 'Frage': read by the usual names",
+        "data.train: 1 of 2 questions: the answer occurs several times in its context: left out "
+        "(data.repeated_answers)",
+    ]
+    assert [remark["id"] for remark in remarks] == ["rows.json-1"]
+
+
 SPANS = {"first": [(4, 7), (0, 3), None], "drop": [(4, 7), None]}
 
 
-@pytest.mark.parametrize(("field", "choice"), [("data.train", "first"), ("pretrain.train", "drop")])
+@pytest.mark.parametrize("choice", SPANS)
+@pytest.mark.parametrize("field", ["data.train", "pretrain.train"])
 def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, choice):
     """The second question, of three, has an answer without an offset that occurs twice."""
     rows = [{"question": "Who?", "context": "Ann Bob Ann.", "answer": answer} for answer in ("Bob", "Ann", "")]
@@ -162,6 +177,14 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
     ]
     fault = rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to"
     assert re.match(fault, refused(load_examples, stage("error")))
+
+
+@pytest.mark.parametrize(("setting", "answer"), [("repeated_answers", "Ann"), ("unanswerable", "")])
+def test_some_question_must_be_left(tmp_path, setting, answer):
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
+    settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
+    said = refused(load_examples, Recipe.load("quickstart", settings))
+    assert said.endswith("rows.json: all of its questions are left out: the warnings above say why")
 
 
 # Fractions and samples

@@ -1,24 +1,127 @@
-"""What a model card says, and that its code asks the model as the package does. Exported weights: test_stages.py."""
+"""The exported model loads with transformers alone, computes what the engine computed, and says what it is."""
 
 import copy
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from swep_ds import methods
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.results import Evaluated
 from swep_ds.methods import METHODS
+from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.pipeline.export import model_card, save_tokenizer
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import ReadingSettings, load_saved
 from tests.support import tiny
-from tests.support.tiny_run import prepare
+from tests.support.fork_server import HANGS, run_script
+from tests.support.tiny_run import ds_config, prepare
+
+# Makes runs and keeps the engine's logits right before the export.
+TRAIN = """
+import runpy
+import torch
+import swep_ds.pipeline.run
+from swep_ds import ranks
+from swep_ds.data.batches import Batch
+
+export = swep_ds.pipeline.run.export_model
+
+def keep_logits(engine, tokenizer, folder, *rest):
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    with torch.no_grad():
+        logits = engine(Batch(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"]))
+    if ranks.is_main():
+        torch.save({"inputs": dict(inputs), "logits": [part.float() for part in logits]}, f"{folder.parent}.logits")
+    export(engine, tokenizer, folder, *rest)
+
+swep_ds.pipeline.run.export_model = keep_logits
+runpy.run_module("tests.support.several_runs", run_name="__main__")
+"""
+
+LOAD = """
+import sys
+sys.modules["swep_ds"] = None  # importing it raises
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+for run in sys.argv[1:]:
+    model, info = AutoModelForQuestionAnswering.from_pretrained(f"{run}/model", output_loading_info=True)
+    assert not any(info.values()), info
+    kept = torch.load(f"{run}.logits")
+    tokenizer = AutoTokenizer.from_pretrained(f"{run}/model")
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    assert all(torch.equal(inputs[key], kept["inputs"][key]) for key in kept["inputs"])
+    with torch.no_grad():
+        output = model.eval()(**inputs)
+    torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
+"""
+FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
+# ZeRO-3 last: DeepSpeed leaves a `linear` that rounds differently
+RUNS = {"zero2-bf16": (2, "bf16", 2**30), "zero3-files": (3, "fp32", FILE_BYTES)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    recipe, listed = str(prepare(folder)), []
+    for name, (stage, precision, file_bytes) in RUNS.items():
+        run = {"recipe": recipe, "set": ["train.max_updates=2", f"train.precision={precision}"]}
+        run |= {"ds_config": str(ds_config(folder, stage)), "output_dir": str(folder / name)}
+        listed.append(run | {"file_bytes": file_bytes})
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "train.py").write_text(TRAIN)
+    run_script(folder / "train.py", str(folder / "runs.json"), ranks=2)
+    arguments = [str(folder / name) for name in RUNS]
+    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], cwd=folder, check=True, timeout=HANGS)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_the_exported_model_computes_the_engines_logits_and_is_only_safetensors(runs, name):
+    kept, loaded = torch.load(runs / f"{name}.logits")["logits"], torch.load(runs / f"{name}.loaded")
+    for left, right in zip(kept, loaded, strict=True):
+        assert left.std() > 0.01
+        torch.testing.assert_close(right, left, rtol=0, atol=1e-6)
+    model = runs / name / "model"
+    assert not [file for file in model.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
+    # as readable as the other files, and with the backbone's weights only
+    modes = {file.stat().st_mode for file in [*model.iterdir(), *(runs / name).glob("*.safetensors")]}
+    assert modes == {(runs / name / "recipe.yaml").stat().st_mode}
+    written = [load_file(file) for file in sorted(model.glob("*.safetensors"))]
+    before = load_file(runs / "model" / "model.safetensors")
+    assert sorted(weight for content in written for weight in content) == sorted(before)
+    [trained] = [content["qa_outputs.weight"] for content in written if "qa_outputs.weight" in content]
+    assert not torch.equal(before["qa_outputs.weight"], trained.float())
+    assert not list((runs / name).glob(".model*"))
+    scores = json.loads((runs / name / "results.json").read_text())["eval"]["test"]
+    assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in (model / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_large_model_is_written_in_several_files(runs):
+    folder = runs / "zero3-files" / "model"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 4
+    for number, file in enumerate(files, 1):
+        assert file.name == f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        content = load_file(file)
+        assert len(content) == 1 or sum(value.nbytes for value in content.values()) <= FILE_BYTES
+        assert all(index["weight_map"][name] == file.name for name in content)
+
 
 # The model card
 
@@ -69,6 +172,18 @@ def test_model_card_states_method_data_and_scores():
     assert [(metric["type"], metric["value"]) for metric in first["metrics"]] == [("exact_match", 80.0), ("f1", 90.13)]
 
 
+def test_model_card_of_two_stages_and_of_a_run_that_was_not_tested():
+    stage = {"train": "pairs.json"}
+    _, text = card({"name": "mle"}, {"x": SCORES["wiki"]}, pretrain=stage, eval={"select_on": "x"})
+    assert "- Method: mle\n" in text
+    assert "mean out of domain" not in text  # of one data set
+    assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
+    assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
+    head, text = card({"name": "mle"}, {})
+    assert "| data set |" not in text
+    assert "model-index" not in head
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_model_card_tells_of_its_own_method(name):
     data = {"train": "wiki.json", "eval": {"x": "y"}}
@@ -77,6 +192,14 @@ def test_model_card_tells_of_its_own_method(name):
     words = re.sub(r"\W", "", said.removeprefix("Fine-tuned from `owner/encoder`. ")).lower()
     assert words.startswith(name.replace("_", ""))  # the method's sentence begins with its name
     assert " None" not in text.split("With swep-ds installed")[0]  # no setting that is not set
+
+
+def test_the_sentence_of_a_method_is_its_docstring_or_its_files(monkeypatch):
+    settings = type("OffSettings", (MleSettings,), {})
+    for docstring, said in (("\n    Turns\n    it off.\n\n    And more.\n    ", "Turns it off."), (None, __doc__)):
+        method = type("Off", (Mle,), {"__doc__": docstring, "__module__": __name__})
+        monkeypatch.setitem(methods._classes, settings, method)
+        assert methods.summary(settings()) == said
 
 
 def test_a_saved_tokenizer_is_of_a_class_that_transformers_4_knows(tmp_path):
@@ -118,6 +241,21 @@ def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
         assert shown in text
     for path in (tmp_path.name, "../", "~/", "owner"):
         assert path not in text + str(head)
+
+
+def test_a_model_card_names_the_shares_of_a_mix_and_the_levers():
+    mix = [{"source": "/data/mine/train.json", "weight": 1}, {"source": "/data/other/train.json", "weight": 2}]
+    mix += [{"source": "owner/set:plain", "weight": 1}, {"source": "owner/more", "weight": 4}]
+    data = {"train": mix, "home": "owner/more", "eval": {}, "holdout_fraction": 0.1}
+    levers = {"average": "start", "average_start": 0.3, "label_smoothing": 0.1}
+    head, text = card({"name": "mle"}, {"held_out": SCORES["wiki"]}, data=data, train=levers)
+    shares = "`mine/train.json` (12.5 %), `other/train.json` (25 %), `owner/set:plain` (12.5 %), `owner/more` (50 %)"
+    assert f"Training data: {shares}; home: `owner/more`, held out: 10 % of the articles" in text
+    assert ", seed 4, label smoothing 0.1\n- Weights: their mean" in text
+    assert " with those that training started from, which have a share of 0.3\n" in text
+    assert head["datasets"] == ["owner/set", "owner/more"]
+    [result] = head["model-index"][0]["results"]
+    assert result["dataset"]["type"] == "owner/more"
 
 
 # The code that a model card shows

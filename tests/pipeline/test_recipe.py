@@ -201,32 +201,51 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         # what is no override
         ("train.epochs", "section.field=value"),
         ("data.train=[", "--set data.train=[: not YAML"),
+        ("data.train.x=1", "data.train: {'x': 1}: give a source, or a list of {source, weight}"),
         # a mix
         ("data.train=[{source: a}]", "data.train.0.weight is required: set it"),
+        ("data.train=[{source: a, weigth: 1}]", "0.weigth is not a field; did you mean 'data.train.0.weight'?"),
+        ("data.train=[{name: a, weight: 1}]", "0.name is not a field; known are source, weight"),
+        ("data.train=[{source: a, weight: 0}]", "data.train.0.weight: 0: must be greater than 0"),
+        ("data.train=[a.json]", "data.train.0: 'a.json' is not a section: give its fields"),
         ("data.train=[{source: a, weight: 1}]", "data.train: a mix has two or more different sources: give a single"),
+        ("data.train=[{source: a, weight: 1},{source: a, weight: 2}]", "data.train: a mix has two or more different"),
+        ("pretrain.train=[a]", "pretrain.train: ['a']: must be a valid string"),
         # wrong values
         ("seed=x", "yaml: seed: 'x': must be a valid integer, unable to parse string as an integer"),
+        ("train.epochs=", "train.epochs: None: must be a valid number"),
+        ("train.max_updates=on", "train.max_updates: 'on': must be a valid integer"),
         ("train.max_updates=true", "train.max_updates: true: must be a number"),
+        ("method.beta=true", "method.beta: true: must be a number"),
         ("train.schedule=Linear", "train.schedule: 'Linear': must be 'linear' or 'constant'"),
         ("data={}", "data.train is required: set it"),
         # unknown names
         ("beta=1", "beta is not a field; did you mean 'method.beta'?"),
         ("train.max_length=64", "train.max_length is not a field; did you mean 'data.max_length'?"),
+        ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'pretrain.epochs'?"),
+        ("zzzz.a=1", "; known are data, eval, extends, method, model, pretrain, seed, task, tracking, train"),
         ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
         ("method.name=mle method.prior_variance=1", "method.prior_variance is not a field of mle, but of prior_aug, "),
+        ("method.prior_varience=1", "method.prior_varience is not a field; did you mean 'method.prior_variance'?"),
         ("eval.select_on=y", "eval.select_on: 'y' is not a data set of data.eval; known are x"),
         ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
+        ("eval.select_on=held_out", "not a data set of data.eval; known are x (held_out needs data.holdout_fraction)"),
+        ("train.average_start=0.3", "average_start: is a setting of average start: set train.average to that"),
         # sections and names
         ("data.eval={a/b: y}", "the name 'a/b' becomes a file name"),
         ("data.eval={held_out: y}", "'held_out' names the held-out training articles: choose another name"),
+        ("pretrain=a.json", "pretrain: 'a.json' is not a section: give its fields"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
         ("method.kl_target=20 method.beta=0", "method.beta: with kl_target beta starts from"),
+        ("method.kl_target=20 method.beta_schedule=linear_to_zero", "beta_schedule: kl_target decides beta: set it to"),
+        ("method.kl_target=20 method.noise=fixed_sigma", "cannot fall below a constant"),
         (
             "method.adversarial=true method.beta=0",
             "adversarial: only the KL bounds it: set kl_target, or a constant beta",
         ),
+        ("method.adversarial=true method.beta_schedule=linear_to_zero", "adversarial: only the KL bounds it"),
         ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
         ("model.attention=flash_attention_2", "model.attention: flash_attention_2 needs half precision"),
         ("method.name=ssmba", "`swep-ds augment --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`"),
@@ -242,6 +261,7 @@ def test_a_text_that_is_not_yaml_has_a_place(tmp_path):
     file = tmp_path / "bad.yaml"
     for text, part in (
         ("a: !!python/object/apply:os.system [id]", "line 1, column 4: could not determine a constructor"),
+        ("key: 1\nkey: 2", "line 2, column 1: key stands here a second time"),
         ("train:\n  epochs: 1\n epochs: [3\n", "line 3, column 2: expected <block end>, but found"),
     ):
         file.write_text(text)
@@ -261,9 +281,12 @@ def test_all_faults_of_a_file_or_a_name_and_of_overrides_are_in_one_line(tmp_pat
 
 
 def test_a_similar_name_is_suggested(tmp_path):
-    assert message("quickstrat") == "--recipe quickstrat: no such recipe; did you mean 'quickstart'?"
+    for name in ("Quickstart", "quickstrat"):
+        assert message(name) == f"--recipe {name}: no such recipe; did you mean 'quickstart'?"
     file = write(tmp_path / "r.yaml", {"extends": "bert_base_squd"})
     assert message(file) == f"{file}: extends bert_base_squd: no such recipe; did you mean 'bert_base_squad'?"
+    write(file, MINIMAL | {"extend": "quickstart"})
+    assert message(file) == f"{file}: extend is not a field; did you mean 'extends'?"
 
 
 def test_a_file_that_is_no_recipe_is_told(tmp_path):
@@ -281,7 +304,9 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path):
 
 def test_what_a_file_lacks(tmp_path):
     for changes, said in (
+        ({"model": {}}, "model.name is required: set it"),
         ({"method": {"beta": 1}}, "method.name is required: set it"),
+        ({"data": None}, "data: None is not a section: give its fields"),
         ({"data": {"train": "t"}}, "data.eval names nothing"),
     ):
         assert said in message(write(tmp_path / "r.yaml", MINIMAL | changes))
@@ -297,12 +322,15 @@ def test_scorers_and_languages_are_known_and_of_test_sets(path):
     both = ["data.eval.zh=zh.json", "data.eval.ko=ko.json", "eval.scorer={zh: mlqa, ko: klue}", "eval.language=zh"]
     testing = Recipe.load(str(path), both).eval
     assert [testing.scorer_of(name).row for name in ("zh", "ko", "other")] == ["mlqa zh", "klue", "squad"]
-    said = message(path, "eval.language=de", "eval.scorer=squad")
-    assert "eval.language: only scorer mlqa has rules by language: set eval.scorer to mlqa" in said
+    for scorer in ("squad", "korquad"):
+        said = message(path, "eval.language=de", f"eval.scorer={scorer}")
+        assert "eval.language: only scorer mlqa has rules by language: set eval.scorer to mlqa" in said
+    assert "eval.language: 'hz' is not a data set" in message(path, *mlqa, "eval.language={hz: zh}")
     assert "eval.scorer: 'hz' is not a data set" in message(path, "data.eval.zh=zh.json", "eval.scorer={hz: cmrc}")
-    for field, value, known in (("language", "xx", LANGUAGES), ("scorer", "{zh: xx}", SCORERS)):
+    known = {"language": ", ".join(LANGUAGES), "scorer": ", ".join(SCORERS)}
+    for field, value in (("language", "xx"), ("language", "{zh: xx}"), ("scorer", "xx"), ("scorer", "{zh: xx}")):
         said = message(path, *mlqa, f"eval.{field}={value}")
-        assert f"eval.{field}: 'xx' is not one of {', '.join(known)}: give one, or one by data set" in said
+        assert f"eval.{field}: 'xx' is not one of {known[field]}: give one, or one by data set" in said
 
 
 # The resolved copy
@@ -391,6 +419,8 @@ def test_test_sets_that_are_added_would_count_as_out_of_domain(tmp_path):
     for more in ([], ["data.eval.amazon=amazon.json"]):
         said = refused(Recipe.load, "bert_base_squad", [HOLDS_OUT, *more])
         assert "0.1: held-out articles are the source domain, and data.eval.squad (rajpurkar/squad), which is " in said
+    for malformed in ("data=", "data.eval=5", "data.eval.squad=5"):
+        assert refused(Recipe.load, "bert_base_squad", [MINE, malformed])
 
 
 def test_what_is_clear_is_taken_as_it_is(caplog):

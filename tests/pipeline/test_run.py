@@ -16,7 +16,7 @@ from swep_ds.evaluation import scores
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _peak, _run_stage, _say_training
+from swep_ds.pipeline.run import _peak, _report, _run_stage, _say_training
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
@@ -150,6 +150,14 @@ def test_answers_that_the_rules_do_not_know_are_named_once_with_a_scorer(folder,
         caplog.text.count("latin: answers are Latin, which SQuAD v1.1 has no rules for: set eval.scorer to klue") == 1
     )
     assert "klue: answers" not in caplog.text
+
+
+def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):
+    report, tracker = mock.Mock(side_effect=KeyError("of the test")), mock.Mock()
+    monkeypatch.setattr("swep_ds.ranks.group.rank", lambda: 0)
+    _report(report, RunFolder(tmp_path / "a run"), tracker, print)
+    tracker.finish.assert_called_once_with()
+    assert "no report.html (KeyError: 'of the test'); the run is done, and `swep-ds report '" in caplog.text
 
 
 def test_a_start_without_an_update_reports_the_memory_of_the_training(tmp_path):

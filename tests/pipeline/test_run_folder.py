@@ -97,6 +97,15 @@ def test_a_first_start_that_was_killed_anywhere_starts_again(tmp_path):
     assert take(path, settings) == []
 
 
+def test_folders_may_be_on_another_disk(used, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (used / "checkpoints").symlink_to(tmp_path / "disk")
+    tag = write_checkpoint(tmp_path / "disk", 3)
+    assert take(used) == [used / "checkpoints" / tag.name]
+    (tmp_path / "link").symlink_to(used)
+    assert take(tmp_path / "link") == [tmp_path / "link" / "checkpoints" / tag.name]
+
+
 def test_another_process_holds_the_folder_until_it_ends(used, monkeypatch, capsys):
     monkeypatch.setattr("swep_ds.pipeline.folder.LOCK_SECONDS", 0.1)
     script = "import sys, filelock\nlock = filelock.FileLock(sys.argv[1])\nlock.acquire()\nprint()\nsys.stdin.read()"

@@ -10,11 +10,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from transformers import BertForQuestionAnswering, T5ForConditionalGeneration
 
 from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.data.choices import STRICT
 from swep_ds.data.example import Example
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.pipeline.asked import numbers, write_asked
 from swep_ds.pipeline.folder import READING
-from swep_ds.pipeline.saved import WINDOWS, _reading_file, evaluate_saved, load_saved
+from swep_ds.pipeline.saved import WINDOWS, _reading_file, evaluate_saved, load_saved, read_data_sets
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from tests.support import tiny, tiny_models
@@ -94,6 +95,18 @@ def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog
     assert "offline, and its reading.json is not in the hub's cache: read with default windows" in caplog.text
 
 
+def test_data_sets_have_names_that_become_files(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text('[{"question": "Who?", "context": "Ann.", "answer": "Ann"}]')
+    assert list(read_data_sets([f"a={file}", f"b={file}"], STRICT, [])) == ["a", "b"]
+    for names, said in (
+        ([f"a={file}", f"a={file}"], "--data a: is given twice: rename one"),
+        ([f"a/b={file}"], "--data a/b: the name 'a/b' becomes a file name: use letters, digits, '.', '_' and '-'"),
+        ([str(file)], f"--data {file}: write it as name=source"),
+    ):
+        assert refused(read_data_sets, names, STRICT, []) == said
+
+
 def test_models_with_few_positions_or_chunks_answer_once_tried_on_their_longest_window(tmp_path, monkeypatch):
     tokenizer = tiny.wordpiece()
     tokenizer.save_pretrained(tmp_path)
@@ -111,3 +124,9 @@ def test_models_with_few_positions_or_chunks_answer_once_tried_on_their_longest_
 
     monkeypatch.setattr(BertForQuestionAnswering, "forward", short_only)
     assert "cannot be run on a window of 24 tokens (too long)" in refused(load_saved, str(tmp_path))
+
+
+def test_an_encoder_decoder_with_a_head_for_spans_is_no_generator(folder):
+    """transformers would load it with an untrained output layer, tied to the embeddings, and say nothing."""
+    change_json(folder / "config.json", architectures=["T5ForQuestionAnswering"])
+    assert "an encoder-decoder that points at spans is not supported" in refused(load_saved, str(folder))

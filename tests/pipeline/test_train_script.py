@@ -11,7 +11,7 @@ from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import error_line
 from tests.support.fork_server import python_stand_in, run_script
-from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, losses, prepare
+from tests.support.tiny_run import ROOT, TORCHRUN, complete, ds_config, error, execute, losses, make_runs, prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -27,6 +27,31 @@ def arguments(folder: Path, output: str, *overrides: str, stage: int = 2) -> lis
     return ["--ds_config", config, "--recipe", recipe, "--output_dir", str(folder / output), *sets]
 
 
+# Bad input: all cases in one process, then one on two ranks
+
+SETTINGS = {  # name -> (overrides, part of the message)
+    "no-room": (["data.max_length=20", "data.max_query_length=17"], r"max_length 20 leaves no .*raise max_length"),
+    "no-model": (["model.name=nowhere/model"], r"model\.name nowhere/model"),
+    "fp16": (["train.precision=fp16"], r"train\.precision.* fp16 needs a GPU"),
+    "ds_config": ([], r"gradient_clipping = 3, but the recipe's train\.max_grad_norm gives 1\.0"),
+}
+
+
+@pytest.mark.slow
+def test_bad_input_names_the_file_or_field_and_the_fix_and_leaves_nothing(folder):
+    contradicting = folder / "contradicting.json"
+    contradicting.write_text('{"gradient_clipping": 3, "zero_optimization": {"stage": 2}}')
+    runs = []
+    for name, (overrides, _) in SETTINGS.items():
+        config = contradicting if name == "ds_config" else ds_config(folder, 2)
+        run = {"recipe": str(folder / "recipe.yaml"), "set": overrides, "ds_config": str(config)}
+        runs.append(run | {"output_dir": str(folder / name), "fails": True})
+    make_runs(folder, runs)
+    for name, (_, said) in SETTINGS.items():
+        assert re.search(said, error(folder / name))
+        assert not (folder / name).exists()
+
+
 def test_bad_data_ends_all_ranks_with_one_line(folder):
     (folder / "bad.json").write_text("{")
     bad = arguments(folder, "bad", f"data.train={folder / 'bad.json'}")
@@ -35,6 +60,9 @@ def test_bad_data_ends_all_ranks_with_one_line(folder):
     assert "bad.json: not JSON (" in error_line(ended.stderr)
     assert "task: extractive" not in ended.stdout  # no recipe, of a run that does not begin
     assert not (folder / "bad").exists()
+
+
+# Good ends, and a bad one
 
 
 @pytest.mark.slow
@@ -60,3 +88,16 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
     assert "out-of-domain" not in ended.stdout  # a single data set
     assert re.search(r"│ test +│ +[\d.]+ │", ended.stdout)
     assert ended.stdout.count("task: extractive") == 1  # one rank shows the recipe
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
+    settings = ["train.learning_rate=1000", "train.weight_decay=1000", "train.max_grad_norm=0"]
+    diverging = arguments(folder, "diverged", *settings, "train.checkpoint_every=1", stage=0)
+    ended = run_script(TRAIN, *diverging, check=False)
+    assert ended.returncode not in (0, 2)
+    said = r"error: loss, gradient or weights are not finite numbers by update \d+ .*: lower train\.learning_rate"
+    assert re.search(said, ended.stderr)
+    run = folder / "diverged"
+    assert not (run / "model").exists()
+    assert len(complete(run)) <= len(losses(run))  # none of the update that was not finite

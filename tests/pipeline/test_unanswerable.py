@@ -11,12 +11,15 @@ from swep_ds.data.answers import normalize_answer
 from swep_ds.data.choices import Choices
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
+from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.results import out_of_domain_mean, read_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
+from tests.support import tiny
 from tests.support.bad_input import refused
+from tests.support.tiny import build
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 
@@ -61,6 +64,21 @@ def test_they_are_an_error_or_dropped_or_kept(folder, caplog):
     training, tests = load_examples(train, [])
     assert (len(training), len(tests["test"])) == (42, 9)
     assert [example.span is None for example in training] == [not example.answers for example in training]
+
+
+@pytest.mark.parametrize(("task", "left_out"), [("extractive", "cls"), ("extractive", "drop"), ("generative", "drop")])
+def test_they_are_trained_towards_cls_or_an_empty_answer(folder, task, left_out):
+    examples = read_examples(str(folder / "train.json"), training=True, choices=Choices(unanswerable="train"))
+    parts = examples, [e for e in examples if not e.answers], [e for e in examples if e.answers]
+    tokenizer, options = tiny.wordpiece(), {"training": True, "windows_without_answer": left_out}
+    rows, alone, others = (build(part, "wordpiece", WindowSettings(40, 8, 16, task), **options)[1] for part in parts)
+    assert len(rows) == len(alone) + len(others)
+    assert len(alone) >= len(parts[1])  # none of their windows is left out
+    for row in alone:
+        if task == "generative":
+            assert row["target_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
+        else:
+            assert (row["start_position"], row["end_position"], row["has_answer"]) == (0, 0, False)
 
 
 # Runs

@@ -26,6 +26,7 @@ from tests.support.fork_server import HANGS, free_port, run_script
 
 def become(case: str, rank: int) -> None:
     """A rank of three, until it ends."""
+    from swep_ds.ranks import group
 
     if case == "missing":
         if rank == 2:
@@ -102,6 +103,14 @@ def test_a_process_group_of_the_caller_is_refused_and_stays():
         dist.destroy_process_group()
 
 
+def test_a_rank_without_a_device_says_so(monkeypatch):
+    start_as(monkeypatch, RANK="3", LOCAL_RANK="2", WORLD_SIZE="4")
+    for devices, fix in ((1, "start fewer ranks"), (0, "for a run on the CPU set DS_ACCELERATOR=cpu")):
+        gpus = Mock(**{"device_name.return_value": "gpu", "device_count.return_value": devices})
+        monkeypatch.setattr("swep_ds.ranks.group.get_accelerator", lambda gpus=gpus: gpus)
+        refused(rf"^rank 3 wants device 2 of a node with {devices}: {fix}$")
+
+
 def test_a_port_that_another_run_listens_on_is_named(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -140,3 +149,19 @@ def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
         on_rank(monkeypatch, rank, [])
         assert write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path) == value
         assert (tmp_path / "file").exists() == (rank == 0)
+
+
+def test_rank_0_says_once_what_a_long_step_read_or_wrote(monkeypatch, capsys):
+    def steps(rank: int) -> str:
+        clock = iter([0.0, 1.9, 10.0, 13.0, 20.0])
+        monkeypatch.setattr("swep_ds.ranks.group.time.monotonic", lambda: next(clock))
+        monkeypatch.setattr(group, "rank", lambda: rank)
+        for name in ("short", "long"):
+            with group.step(name, lambda: 2_500_000_000):
+                pass
+        with pytest.raises(OSError, match="full"), group.step("failed", lambda: 1):
+            raise OSError("full")
+        return capsys.readouterr().out
+
+    assert steps(0) == "long: 2.50 GB in 3 s\n"
+    assert steps(1) == ""

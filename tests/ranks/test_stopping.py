@@ -39,8 +39,8 @@ main(sleeps)
 """
 
 
-def on(name: str, output_dir: str, faults: dict[int, list] | None = None) -> dict:
-    return {"name": name, "ranks": 2, "output_dir": output_dir, "set": SET, "faults": faults or {}}
+def on(name: str, output_dir: str, faults: dict[int, list] | None = None, *settings: str) -> dict:
+    return {"name": name, "ranks": 2, "output_dir": output_dir, "set": [*SET, *settings], "faults": faults or {}}
 
 
 RUNS = [
@@ -49,6 +49,7 @@ RUNS = [
     on("kill", "stopped", {0: ["export", "SIGKILL"]}),
     on("finish", "stopped"),
     on("apart", "apart{rank}"),
+    on("in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, "train.checkpoint_every=4"),
 ]
 
 
@@ -83,6 +84,15 @@ def test_a_run_that_is_stopped_and_then_loses_a_rank_becomes_the_whole_one(finis
     lines = [json.loads(line) for line in (run / "health.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 3, 6, 9, 10]
     assert all(len(line["forward_seconds"]) == 2 and line["not_finite"] == [] for line in lines)
+
+
+@pytest.mark.slow
+def test_a_request_during_a_checkpoint_needs_no_other_one(finished):
+    folder, ended = finished
+    assert ended["in save"]["codes"] == [75, 75]
+    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
+    assert complete(folder / "in-save") == [4]
+    assert [line["update"] for line in metrics(folder / "in-save")] == [1, 3, 4]
 
 
 @pytest.mark.slow

@@ -130,3 +130,10 @@ def test_one_task_of_an_array_is_run_and_requeued(start):
     _, said, calls = start(75, "sweep", **array)
     assert said.startswith("swep-ds: job 5_3, start 1,")
     assert calls == ["python -u -m swep_ds sweep --set a=b c --cell 3 --srun", "scontrol requeue 5_3"]
+
+
+def test_threads_are_the_tasks_cores(start, tmp_path):
+    (tmp_path / "srun").write_text('#!/bin/bash\necho "$OMP_NUM_THREADS $SRUN_CPUS_PER_TASK"\n')
+    assert "\n6 6\n" in start(0, SLURM_CPUS_PER_TASK="6")[1]
+    assert "\n1 \n" in start(0)[1]
+    assert "\n2 6\n" in start(0, SLURM_CPUS_PER_TASK="6", OMP_NUM_THREADS="2")[1]

@@ -52,6 +52,16 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
     assert printed.startswith(f"SWEP_DS_ROOT={ROOT} SWEP_DS_PYTHON={sys.executable} SWEP_DS_MAX_RESTARTS=20 ")
 
 
+def test_without_gpus_none_are_asked_for(submit, tmp_path):
+    options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
+    printed = submit("train", *options, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
+    words = command(printed)
+    assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
+    assert words[7] == f"--output={tmp_path}/new/run.slurm-%j.log"
+    assert "SWEP_DS_MAX_RESTARTS=0 " in printed
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     folder = tmp_path / "runs"
     variants = {name: {"method.name": name} for name in ("mle", "swep", "neftune", "r_drop")}
@@ -71,20 +81,39 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     assert refused(submit, *whole).endswith("all 4 runs of the sweep are done: see --table")
 
 
+def test_the_documents_commands_are_submitted(submit, tmp_path):
+    (tmp_path / "ds_configs").symlink_to(ROOT / "ds_configs")
+    document = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
+    commands = [line for line in document.splitlines() if line.startswith("swep-ds submit")]
+    assert len(commands) >= 3
+    for line in commands:
+        before, _, after = line.removesuffix("--dry_run").partition(" -- ")
+        assert "sbatch" in command(submit(*shlex.split(before)[2:], "--dry_run", "--", *shlex.split(after)))
+
+
 def test_bad_options_are_refused_before_the_job_is_queued(submit, tmp_path):
+    (tmp_path / "cut.json").write_text("{")
     (tmp_path / "other.json").write_text('{"gradient_clipping": 7}')
     for words, said in (
         (["train", *CPU], "put the options of `swep-ds train` after `--`"),
+        (["train", *CPU, "--recipe", "quickstart"], "unrecognized arguments: --recipe"),
+        (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
         (["train", *CPU, "--", *RUN, "--resume", "runs/x"], "every start of the job would repeat it"),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
+        (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
+        (["train", *CPU, "--sbatch=account=lab", "--", *RUN], "--sbatch=account=lab: is not an option"),
         (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], "docs: holds files that belong to no ru"),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
+        (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
+        (["train", *CPU, "--", "--ds_config", "cut.json"], "cut.json: not JSON"),
         (["train", *CPU, "--", "--ds_config", "other.json"], "gradient_clipping = 7, but"),
+        (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "other.json"], "gradient_clipping = 7, but"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
     ):
         assert said in refused(submit, *words)
-    said = refused(submit, "train", *CPU, "--sbatch=--nodes=3", "--", *RUN)
-    assert "--sbatch=--nodes=3: give the number of ranks by --no" in said
+    for option in ("--nodes=3", "--ntasks", "-N=3", "-n8"):
+        said = refused(submit, "train", *CPU, f"--sbatch={option}", "--", *RUN)
+        assert f"--sbatch={option}: give the number of ranks by --no" in said
     assert not (tmp_path / "runs").exists()
 
 

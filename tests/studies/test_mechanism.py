@@ -1,6 +1,8 @@
 """studies/learned_noise/mechanism.py: closed forms on a quadratic nll, and loops."""
 
+import sys
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ from swep_ds.methods.base import Inputs, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
 from tests.support import scripts
-from tests.support.finished import load
+from tests.support.finished import finished, load
 
 ALPHA, STIFFNESS = 0.1, 2.0
 
@@ -89,3 +91,23 @@ def test_effects_against_a_loop(run):
         residuals = [sum(row[name] - mean for row in group) for group in by_context.values()]
         error = np.sqrt(np.sum(np.square(residuals))) / len(rows)
         assert measured[f"{name}_error"] == pytest.approx(error, rel=1e-3, abs=2e-6)
+
+
+def test_the_script_writes_a_table_for_each_ratio_and_learning_rate(tmp_path, monkeypatch, capsys):
+    run = finished(tmp_path, "prior_aug")
+    output = tmp_path / "out"
+    learn = mock.Mock(wraps=mechanism.learn)
+    monkeypatch.setattr(mechanism, "learn", learn)
+    options = "--updates 2 --windows 40 --factors 1 2 --ratios 1 10 --output"
+    monkeypatch.setattr(sys, "argv", ["mechanism.py", str(run), *options.split(), str(output)])
+    with pytest.raises(SystemExit, match="too uncertain to be the unit of beta: give more --windows"):
+        mechanism.main()  # a random model has no curvature that can be told from 0
+    known = pd.DataFrame({"kind": ["all"], "k": [3.0], "k_error": [0.1]})
+    monkeypatch.setattr(mechanism, "curvature", lambda *_: known)
+    mechanism.main()
+    assert "guess_shuffled" in capsys.readouterr().out
+    assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
+    table = pd.read_csv(output / "mechanism.csv")
+    assert table[["ratio", "factor"]].to_numpy().tolist() == [[1, 1], [1, 2], [10, 1], [10, 2]]
+    expected = [(0.3, 1e-3), (0.3, 2e-3), (0.03, 1e-3), (0.03, 2e-3)]
+    assert [call.args[1:3] for call in learn.call_args_list] == [pytest.approx(pair) for pair in expected]

@@ -64,3 +64,19 @@ def test_answers_come_back_from_the_data(places, tmp_path, run):
     with pytest.raises(InputError, match="swep-seed0: exists"):
         places.unpack([tmp_path / "seed0.tar.xz"], tmp_path / "unpacked")
     assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["swep-seed0"]
+
+
+def test_other_data_leave_nothing(places, tmp_path, run):
+    archive, into = tmp_path / "seed0.tar.xz", tmp_path / "unpacked"
+    predicted = run / "predictions" / "news.json"
+    right = predicted.read_text()
+    predicted.write_text(json.dumps({"q2": "another answer"}))
+    with pytest.raises(InputError, match=r"news\.json: answers are not at their places"):
+        places.pack(archive, [run])
+    predicted.write_text(right)
+    places.pack(archive, [run])
+    train = tmp_path / "train.json"
+    train.write_text(train.read_text().replace("stands", " stand"))
+    with pytest.raises(InputError, match=f"swep-seed0, {HOLDOUT}: other answers stand at their places"):
+        places.unpack([archive], into)
+    assert list(into.iterdir()) == []

@@ -159,6 +159,27 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets():
     assert {cell.recipe.eval.select_on for cell in shipped("new_wikipedia")[1]} == {"held_out"}
 
 
+def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
+    text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
+    said = re.findall(r"`swep-ds sweep ([\w/.]+)(?: --jobs GPUS)?` \| (\d+) \|", text)
+    assert len(said) == 8
+    named = set()
+    for name, runs in said:
+        if name.startswith("studies/"):  # tests/studies/test_sweeps.py
+            continue
+        _, cells = shipped(name)
+        assert len(cells) == int(runs)
+        for recipe in (cell.recipe for cell in cells):
+            named |= {recipe.data.train, recipe.data.augmented or "", *recipe.data.eval.values()}
+            if recipe.pretrain:
+                named.add(recipe.pretrain.train)
+    assert [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text] == []
+    [example] = re.findall(r"beta\.yaml`:\n\n((?:    .*\n)+)", text)
+    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
+    assert [cell.recipe.method.beta for cell in cells] == [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
+    assert {(cell.recipe.data.holdout_fraction, len(cell.recipe.data.eval)) for cell in cells} == {(0.1, 0)}
+
+
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
     _, cells = read_sweep(write(tmp_path, **MINIMAL, seeds=[0, 1]), tmp_path / "runs")
     check_start(cells, [], "zero2", 1)  # nothing is done
@@ -257,14 +278,21 @@ def test_conditions_are_what_the_recipe_does_not_decide():
 def test_bad_sweeps_are_one_line(tmp_path):
     two, back = {"a": "a.json", "b": "b.json"}, {"b": "b.json", "a": "a.json"}  # another source domain
     for fields, said in (
+        ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
+        ({"seeds": [0]}, "variants: {}: dictionary should have at least 1 item"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "2 runs would share the folder mle-seed1: rename one or drop a repeated"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
+        ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
+        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         ({"variants": {"A": {}, "B": {"data.eval.x": "a.json"}}}, "variants.B is tested differently from A, but"),
         ({"variants": {"A": {"data.eval": two}, "B": {"data.eval": back}}}, "variants.B is tested differently from A"),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and x both set method.name: "),
+        ({**MINIMAL, "set": {"method.beta": 0.5}}, "method.beta is not a field of mle, but of swep"),
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean"),
         ({**TWO, "set": {"train.average": "ema"}, "primary": ["A", "MLE", "f1", "news"]}, "SWEP; MLE, unaveraged; SWE"),
+        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
+        ({**TWO, "secondary": [["SWEP", "MRE", "f1", "news"]]}, "secondary compares 'SWEP' with 'MRE': name two of"),
     ):
         assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 

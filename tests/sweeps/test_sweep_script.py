@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from swep_ds.commands.sweep import sweep
+from swep_ds.common.files import ds_config_path
+from swep_ds.sweeps.sweep import SWEEPS, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
@@ -63,6 +65,38 @@ def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(ends, tmp_path, 
     (tmp_path / "runs").mkdir()
     assert ends("--table") == 1
     assert "missing: MLE, seed 0: not run" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_seed_of_each_registered_experiment_runs_to_its_table(tmp_path, capsys, ends):
+    tiny_run.prepare(tmp_path, dropout=0.1, num_hidden_layers=1)
+    sources = [f"data.train={tmp_path}/train.json"]
+    sources += [f"data.eval.{name}={tmp_path}/test.json" for name in ("new_wiki", "amazon", "bioasq")]
+    small = ["data.max_length=48", "data.doc_stride=16", "data.max_query_length=16", "train.max_updates=1"]
+    options = [f"model.name={tmp_path}/model", *sources, *small]
+    planned, runs = {}, []
+    for name in sorted(file.stem for file in SWEEPS.glob("science_*.yaml")):
+        sweep, cells = read_sweep(write(tmp_path, extends=name, seeds=[100]), tmp_path / name, options)
+        planned[name] = sweep, cells
+        for cell in cells:
+            run = {"recipe": sweep.recipe, "set": cell.overrides, "ds_config": str(ds_config_path(sweep.ds_config))}
+            runs.append(run | {"output_dir": str(cell.folder)})
+    tiny_run.make_runs(tmp_path, runs)
+    words = [word for option in options for word in ("--set", option)]
+    for name, (sweep, cells) in planned.items():
+        write(tmp_path, extends=name, seeds=[100])
+        where = ["--output_dir", str(tmp_path / name), *words]
+        assert ends(*where, "--table") == 0
+        made = json.loads((tmp_path / name / "table.json").read_text())
+        assert made["missing"] == []
+        for field, comparisons in (("primary", [sweep.primary]), ("secondary", sweep.secondary or [])):
+            shown = [(entry["method"], entry["against"], entry["metric"]) for entry in made[field]]
+            assert shown == [comparison[:3] for comparison in comparisons]
+        capsys.readouterr()
+        assert ends(*where, "--plan") == 0
+        rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+        shown = {row.strip(): [number.strip() for number in numbers[:3]] for row, *numbers in rows}
+        assert shown == {cell.variant: ["1", "1", "1"] for cell in cells} | {"all": [str(len(cells)), "", ""]}
 
 
 @pytest.mark.slow

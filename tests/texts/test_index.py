@@ -194,7 +194,7 @@ def test_a_mapping_is_known_by_its_first_name(monkeypatch, caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing", "no meta", "no list", "list"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "missing", "no meta", "no list", "list"])
 def test_a_damaged_index_is_built_again_with_one_line(folder, monkeypatch, caplog, damage):
     index = opened(folder)
     expected = best(index)
@@ -206,6 +206,10 @@ def test_a_damaged_index_is_built_again_with_one_line(folder, monkeypatch, caplo
         content[len(content) // 2] ^= 1
         terms.unlink()
         terms.write_bytes(content)
+    elif damage == "cut":
+        content = terms.read_bytes()
+        terms.unlink()
+        terms.write_bytes(content[:100])
     elif damage == "missing":
         terms.unlink()
     elif damage == "no meta":

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import runpy
 import sys
 import unicodedata
@@ -178,11 +179,15 @@ def test_questions_are_answered_together_in_the_fewest_forward_passes(model, sho
 def test_a_users_search_replaces_the_index(model, short):  # noqa: F811
     index = TextIndex(TEXTS)
 
-    def search(question, count):
-        return [(piece.name, text, piece.begin) for piece, text in index.pieces(question, count)]
+    def query(question, limit):
+        pieces = index.pieces(question, limit)
+        return [{"name": piece.name, "text": text, "begin": piece.begin} for piece, text in pieces]
 
     asks = QuestionAnswerer(model)
-    assert asks.over(search, 9)(QUESTION, 5) == asks.over(TEXTS, 9)(QUESTION, 5)
+    code = re.search(r"```python\n(def search.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL)[1]
+    exec(code, names := {"engine": SimpleNamespace(query=query), "qa": asks})
+    assert names["reply"] == asks.over(TEXTS)(QUESTION)[0]
+    assert asks.over(names["search"], 9)(QUESTION, 5) == asks.over(TEXTS, 9)(QUESTION, 5)
     [reply] = asks.over(lambda question, count: [("a", "The king."), ("b", " ")])(QUESTION)
     assert (reply.name, reply.text) == ("a", "The king."[reply.start : reply.end])
     said = "the search gives 'The king.': give (name, text) or (name, text, begin) of a passage"
@@ -311,10 +316,14 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
         (reply.name, reply.start, reply.end) for reply in replies
     ]
     assert (nothing["answer"], nothing["name"], nothing["confidence"]) == ("", None, 0.0)
+    missing = tmp_path / "missing"
+    assert refused(answer, "--texts", str(missing)) == f"--texts {missing}: no such folder"
     (tmp_path / "bare").mkdir()
     assert "holds no text that can be read: put .txt, .md" in refused(answer, "--texts", str(tmp_path / "bare"))
     asks = QuestionAnswerer(model)
     assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
+    assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
+    assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "tantivy", None)
     assert refused(asks.over, TEXTS) == "asking many texts needs tantivy: pip install '.[texts]' in a checkout"
 
@@ -353,7 +362,14 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch,
         assert reply.status_code == 200
         found = reply.json()
         assert TEXTS[found["text"]][found["start"] : found["end"]] == found["answer"] != ""
-        for content in ({"question": " "}, {"question": "a" * 1001}, {"question": "a", "k": 1}):
+        for content in (
+            {},
+            {"question": " "},
+            {"question": None},
+            {"question": "a" * 1001},
+            {"question": "a", "k": 1},
+            [],
+        ):
             assert client.post("/answer", json=content).status_code == 422
         assert client.post("/answer", content=b"{").status_code == 422
         (tmp_path / found["text"]).write_text(f"A new line. {TEXTS[found['text']]}")

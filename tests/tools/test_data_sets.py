@@ -1,11 +1,13 @@
 """docs/data_sets.md says of every set of sets.yaml what `python -m tools.data_sets` sees in files made here."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from swep_ds.pipeline.recipe import DataSection, EvalSection
 from tools.data_sets import __main__ as command
+from tools.data_sets import check as checking
 from tools.data_sets import page
 from tools.data_sets.check import check, load_sets, scorer_of
 from tools.data_sets.page import BEGIN, END, PAGE, eval_text, settings_text
@@ -115,6 +117,39 @@ def test_both_readings_agree_on_what_is_in_a_file(published):
     }
     assert counts["hidden"] == {"questions": 2, "withheld": 2, "files for testing": 1}
     assert counts["labels"] == {"files refused": 1}
+
+
+def lose_the_last(examples):
+    return examples[:-1]
+
+
+def move_the_first(examples):
+    return [replace(examples[0], span=(0, 3)), *examples[1:]]
+
+
+def forget_that_answers_are_withheld(examples):
+    return [replace(example, withheld=False) for example in examples]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "message"),
+    [
+        ("rows", lose_the_last, "2 questions, but for testing 1 read and 0 left out"),
+        ("rows", move_the_first, "1 answers at their offset are not trained there"),
+        ("hidden", forget_that_answers_are_withheld, "its answers are withheld, and it would get a score"),
+    ],
+)
+def test_a_reading_that_differs_is_said_and_fails(name, fault, message, published, monkeypatch, capsys):
+    folder, entries = published
+    right = checking.read_examples
+    monkeypatch.setattr(checking, "read_examples", lambda *given, **options: fault(right(*given, **options)))
+    monkeypatch.setattr(command, "load_sets", lambda: list(entries.values()))
+    monkeypatch.setattr("sys.argv", ["data_sets", str(folder), name])
+    assert command.main() == 1
+    said = capsys.readouterr()
+    assert f"{name}: " in said.err
+    assert message in said.err
+    assert f"| {name} | en |" in said.out
 
 
 def test_the_page_is_written_between_its_markers(published, monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from tools.models.__main__ import try_models
+from tools.models.__main__ import main, try_models
 from tools.models.making import is_generative
 from tools.models.page import BEGIN, END, PAGE, is_refused, page_cell, reason_of
 from tools.models.trial import GENERATED, SPANS
@@ -56,3 +56,26 @@ def test_telling_architectures_do_what_the_page_says():
             expected = {column: rows[name][column] for column in offered}
             assert {column: page_cell(cells[column]) for column in offered} == expected, name
     assert is_refused(tried["lxmert"])
+
+
+def test_a_reason_is_what_was_said_without_the_fix_and_the_class():
+    message = (
+        "no: BigBirdForQuestionAnswering computes something else from ids, which (an error): use a model such as BERT"
+    )
+    assert reason_of(message) == "it computes something else from ids, which (an error)"
+    assert page_cell(message) == "no: it computes something else from ids"
+    wrong = "no: a fault: its loss is 0.04 away from that of transformers, which is at most 5.3"
+    assert page_cell(wrong) == "no: a fault: its loss is not that of transformers"
+    assert page_cell("yes, unpadded") == "yes, unpadded"
+    assert is_refused({"answers": message, "trains": message})
+    assert not is_refused({"answers": message, "trains": wrong})
+    assert not is_refused({"answers": "yes", "trains": message})
+
+
+@pytest.mark.parametrize("arguments", [["bert", "--write"], ["berd"]], ids=" ".join)
+def test_bad_input_is_said_in_a_line(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["models", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert ("name none" if "--write" in arguments else "berd: no architecture") in capsys.readouterr().err

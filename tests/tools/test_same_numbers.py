@@ -1,12 +1,18 @@
 """tools/same_numbers.py sees every number that differs, and no time."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from tests.support import scripts
+from tests.support.fork_server import ROOT
+
+COMMAND = [sys.executable, "tools/same_numbers.py"]
 
 script = scripts.load("tools/same_numbers.py")
 
@@ -52,3 +58,18 @@ def test_a_tolerance_admits_rounding_and_no_more_and_time_and_memory_do_not_coun
     # a run that fails in both revisions is not equal
     (before / "outcome.json").write_text(json.dumps("start 1 ended with [1]"))
     assert script.compare(before, before, 0.0) == (False, "FAILED before: start 1 ended with [1]")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
+def test_a_revision_equals_itself():
+    command = [*COMMAND, "HEAD", "HEAD", "--only", "neftune-zero2-on1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "neftune-zero2-on1  equal" in done.stdout
+
+
+def test_bad_input_is_one_line():
+    done = subprocess.run([*COMMAND, "no-such-commit"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no such commit" in done.stderr.splitlines()[-1]

@@ -1,6 +1,7 @@
 """Which checkpoints are kept, found and the best, over any history of scores; and damage is one line."""
 
 import io
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_hexdigest
 
 from swep_ds.common.errors import WriteFailed
+from swep_ds.common.files import read_sealed
 from swep_ds.ranks.group import process_group
 from swep_ds.training import checkpoints
 from swep_ds.training.checkpoint_files import FIX, find_checkpoints, list_updates, read_manifest
@@ -211,6 +213,18 @@ def test_whatever_damages_a_checkpoint_the_next_older_one_is_loaded_unless_it_is
             assert said.endswith(FIX)
     file.write_bytes(whole)
     assert open_in(tags[0].parent, 2).load(engine, tags[::-1])[0] == tags[1]
+
+
+def test_a_checkpoint_without_checksums_is_refused_at_the_start_and_passed_over_for_an_older_one(tags, caplog):
+    for tag in tags[::-1]:
+        (tag / "complete.json").write_text(json.dumps(read_sealed(tag / "complete.json")))
+        if tag == tags[1]:
+            assert find_checkpoints(tags[0].parent) == tags[:1]
+            said = caplog.records[0].getMessage()
+            assert said.startswith(
+                f"{tag}: the checkpoint is damaged (complete.json has changed since it was written, or "
+            )
+    assert refused(find_checkpoints, tags[0].parent).startswith(f"{tags[0]}: the checkpoint is damaged (")
 
 
 def test_what_latest_names_comes_first_and_copies_do_not_count(tags):

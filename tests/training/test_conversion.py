@@ -22,6 +22,7 @@ from swep_ds.training.zero import conversion
 from swep_ds.training.zero.conversion import MOMENTS, WEIGHTS, Pieces, copy_pieces, cut
 from swep_ds.training.zero.files import read_state
 from swep_ds.training.zero.flats import places
+from tests.support.bad_input import refused
 from tests.support.tiny_objective import objective
 from tests.support.tiny_run import WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare, squad
 
@@ -29,7 +30,8 @@ UPDATES, EVERY, STOPS = 5, 2, (3, 5)  # the first and second start stop after 3 
 # (ranks, ZeRO stage) of the three starts of a run; a pair of stages consists of two halves, reading a layout and
 # writing one, and stage 1 has the layout of stage 2
 CHAINS = {
-    "both": [(2, 1), (1, 0), (2, 3)],
+    "ranks-0": [(2, 0), (1, 0), (2, 2)],
+    "both": [(2, 1), (1, 3), (2, 0)],
     "t5": [(2, 3), (1, 1), (2, "3-offload")],
     "bf16": [(2, 2), (1, 3), (2, 1)],
 }
@@ -71,6 +73,13 @@ def test_every_element_of_every_parameter_is_converted(sizes, source, target, cu
             right = whole[name].flatten()[piece.first :][: len(piece.values[WEIGHTS])]
             for kind, factor in ((WEIGHTS, 1), (MOMENTS[0], -1), (MOMENTS[1], 2)):
                 assert torch.equal(piece.values[kind], factor * right)
+
+
+def test_a_layout_that_does_not_hold_everything_is_refused():
+    whole = {"a": torch.ones(7), "b": torch.ones(5)}
+    saved = spread(3, whole, [["a", "b"]], 2)
+    said = refused(copy_pieces, saved[:1], spread(1, whole, [["a", "b"]], 1)[0], Path("tag"))
+    assert said.startswith("tag: the checkpoint has 4 of 7 elements of a: resume on the number of")
 
 
 @pytest.mark.parametrize("fused", [True, None])
@@ -127,7 +136,7 @@ def start(folder: Path, name: str, stage: int | str, *changes: str, **more) -> d
         sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":
         sets.append("train.precision=bf16")
-    if name in ("bert", "both"):
+    if name in ("bert", "ranks-0", "both"):
         sources = [folder / "model-bert" / file for file in ("train.json", "more.json")]
         sets.append(f"data.train={json.dumps([{'source': str(source), 'weight': 1} for source in sources])}")
         sets.append("train.freeze_embeddings=true")  # no checkpoint has them

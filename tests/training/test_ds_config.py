@@ -137,9 +137,13 @@ def zero(**fields) -> dict:
     [
         ("{", {}, "not JSON"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
+        ([], {}, "a ds_config is a JSON object"),
+        ({"bf16": True}, {}, "bf16 is true: write it as a JSON object"),
         # what DeepSpeed would ignore or read otherwise
         (zero(cpu_offload=True), {}, 'cpu_offload: write "offload_optimizer": {"device": "cpu"} instead'),
         ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here; did you "),
+        (zero(overlap_com=True), {}, "DeepSpeedZeroConfig overlap_com Extra inputs are not permitted"),
+        (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
         (
@@ -148,12 +152,26 @@ def zero(**fields) -> dict:
             "train.precision: at ZeRO-0 bf16 begins with a step on gradients of 0: use --ds_config ",
         ),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
+        ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
+        ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
+        ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),
         # also where it switches something off
         (
             zero(stage=1) | {"bf16": {"enabled": False}},
             {"precision": "bf16"},
             "bf16.enabled = false, but the recipe's train.precision gives true",
+        ),
+        (
+            {"torch_autocast": {"enabled": False}},
+            {"precision": "autocast"},
+            "torch_autocast.enabled = false, but the recipe's train.precision gives true",
+        ),
+        ({"gradient_clipping": 0}, {}, "gradient_clipping = 0, but the recipe's train.max_grad_norm gives 0.5"),
+        (
+            {"data_types": {"grad_accum_dtype": "bf16"}},
+            {},
+            "data_types: the precision decides in what",
         ),
         (
             zero(stage=2) | {"data_types": {"grad_accum_dtype": "bf16"}},
@@ -162,6 +180,8 @@ def zero(**fields) -> dict:
         ),
         # what DeepSpeed refuses, or would do wrong or not at all without a word
         (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
+        (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
+        (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
         (zero(stage=2, offload_optimizer={"device": "nvme"}), {}, "on disk DeepSpeed computes other updates than"),
         (zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}), {}, "offload_optimizer.ratio: a part of the wei"),
     ],

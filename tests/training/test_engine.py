@@ -27,8 +27,7 @@ pytestmark = pytest.mark.slow
 
 UPDATES, GLOBAL_BATCH = 4, 8
 QUESTIONS = 18  # 21 windows: each epoch ends with an update of 5
-# single passes with noise that tests/methods/test_equations.py compares; the engine treats them as prior_aug, and r3f
-# as lnsr
+# single passes with noise that tests/methods/test_equations.py compares; the engine treats them as prior_aug
 NOISES = ("gaussian_dropout", "bernoulli_dropout", "word_dropout", "neftune")
 JOINT = {"train.execution": "joint"}
 # world size -> runs of SWEP that compute the same: name -> ZeRO stage, accumulation, settings
@@ -59,6 +58,9 @@ MLE_RUNS = [(0, 1, 1), (3, 2, 16)]  # ZeRO stage, world size, train.pad_to_multi
 SHARES = (3, 1)  # of train.json and of more.json in a mix
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
+    "without_mle": {"method.mle_weight": 0.0},
+    "ablation": {"method.noise": "additive"},
+    "shuffled": {"method.noise": "shuffled"},
     "annealed": {"method.beta_schedule": "linear_to_zero", "seed": 3},
     "controlled": {
         "method.kl_target": 4000,  # below the KL at first
@@ -68,16 +70,21 @@ VARIANTS = {
         "train.max_grad_norm": 0.5,
         "train.label_smoothing": 0.1,
     },
-    **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba", "r3f", *NOISES)},
+    **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba", *NOISES)},
 }
 # written a second time in tests/support/methods_reference.py; by sizes that matter in a model as small as this one
 RIVALS = {
+    "r3f": {"method.name": "r3f", "method.noise_size": 0.1, "method.divergence_weight": 5.0},
     "pdr": {"method.name": "pdr", "method.start_size": 0.01},
     "fgm": {"method.name": "fgm"},
     "symnoise": {"method.name": "symnoise"},
     "lnsr": {"method.name": "lnsr", "method.noise_scale": 0.5},
+    "divergence": {"method.divergence_weight": 20.0},
 }
 VARIANTS |= RIVALS
+FROZEN = {"frozen": {"train.freeze_embeddings": True}}
+FROZEN["frozen-mle"] = {"method.name": "mle", **FROZEN["frozen"]}
+VARIANTS |= FROZEN
 Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's weights at the end
 
 
@@ -124,6 +131,9 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         listed["controlled"]["ds_config"] = str(ds_config(folder, 3, sub_group_size=1000))
         for stage in (0, 2):
             add(f"controlled-zero{stage}", zero[stage], **VARIANTS["controlled"])
+        for name, settings in FROZEN.items():
+            for stage in range(3):
+                add(f"{name}-zero{stage}", zero[stage], **settings)
         add("adv_aug-accumulation", zero[2], accumulation=2, **VARIANTS["adv_aug"])
     else:
         for config in ("zero2_offload", "zero3_offload"):
@@ -198,8 +208,10 @@ def without_an_engine(folder: Path, variant: str) -> Training:
     """A plain PyTorch loop: one process, one backward a pass, one step at the end. Its losses are those of a method's
     passes; a rival's are those of its equations, in one backward."""
     settings = dict(VARIANTS[variant])
+    is_frozen = settings.pop("train.freeze_embeddings", False)
     recipe, job = job_of(folder, **settings)
     objective = job.objective.train()
+    objective.qa.model.get_input_embeddings().requires_grad_(not is_frozen)
     model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
     groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
@@ -240,6 +252,11 @@ def test_every_method_is_its_passes(finished, folder, reference, variant):
     assert_same_training(finished[variant, 2], expected)
     if variant == "adv_aug":  # what a pass carries on belongs to its micro-batch
         assert_same_training(finished["adv_aug-accumulation", 2], expected)
+    if variant in FROZEN:
+        for stage in range(3):
+            assert_same_training(finished[f"{variant}-zero{stage}", 2], expected)
+        words = "bert.embeddings.word_embeddings.weight"
+        assert torch.equal(expected[1][words], load_file(folder / "model" / "model.safetensors")[words])
     assert expected[0] != pytest.approx(losses(reference), rel=1e-4)
 
 

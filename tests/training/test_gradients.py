@@ -15,17 +15,20 @@ from tests.support.tiny_run import WITHOUT_GRADIENT, ds_config
 pytestmark = pytest.mark.slow
 
 EXECUTIONS = {"joint": ("swep", "joint"), "split": ("swep", "split"), "r_drop": ("r_drop", "split")}
-# ZeRO stage, passes and execution, and which of CUDA graphs, overlap, offload and coalesced reductions
+# ZeRO stage, passes and execution, and which of CUDA graphs, sending in float32, overlap, offload and coalesced
+# reductions
 CASES = [
     "zero1-split",
     "zero1-split-graphs",
     "zero1-split-offload",
+    "zero1-split-float32",
     "zero2-joint",
     "zero2-split",
+    "zero2-split-offload",
     "zero2-split-overlap",
 ]
 CASES += ["zero2-split-coalesced", "zero3-joint", "zero3-split-overlap", "zero3-split-overlap-offload"]
-CASES += ["zero3-r_drop", "zero3-split-coalesced"]
+CASES += ["zero3-r_drop", "zero3-split-coalesced", "zero3-split-coalesced-offload"]
 FAULTY = ("zero2-split-overlap", "zero3-r_drop")
 # Largest distance from the plain loop's gradient, relative to the size of its parts. Rounding to bf16 (2^-9) in a few
 # sums makes up to 0.012; the smallest part of any sum is 0.1.
@@ -48,7 +51,12 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
         method, execution = EXECUTIONS[execution]
         case = {"name": name, "method": method, "execution": execution, "coalesce": "coalesced" in more}
         case["graphs"] = "graphs" in more
-        by_name[name] = case | {"ds_config": str(ds_config(folder, int(stage), **changes))}
+        file = ds_config(folder, int(stage), **changes)
+        if "float32" in more:
+            content = json.loads(file.read_text()) | {"communication_data_type": "fp32"}
+            file = file.with_name("float32.json")
+            file.write_text(json.dumps(content))
+        by_name[name] = case | {"ds_config": str(file)}
     faults = [by_name[FAULTY[0]] | {"name": "loses", "factor": 0}]
     faults += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]
     (folder / "cases.json").write_text(json.dumps([*by_name.values(), *faults]))

@@ -19,10 +19,13 @@ from tests.support.tiny_objective import objective
 
 UPDATES = 16  # of two shapes, each with two kinds of measurements, so that each is captured once and replayed twice
 METHODS_AND_SETTINGS = {
+    "mle": (),
     "symnoise": (),
     "swep": ("method.beta_schedule=linear_to_zero", "method.initialisation=default", "train.precision=bf16"),
     "swep, held": ("method.kl_target=30", "method.adversarial=true", "train.execution=joint"),
     "fgm": (),
+    "adv_aug": (),
+    "r_drop": (),
     "word_dropout": ("train.gradient_accumulation_steps=3",),
     "prior_aug": ("train.precision=autocast", "train.label_smoothing=0.1"),
 }

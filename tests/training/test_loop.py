@@ -164,11 +164,32 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
     assert diverged(tmp_path, stage, said, *settings, "train.max_updates=6", inside=overflowing) == [2]
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     """At ZeRO-2 the norm of the gradient is finite, and says nothing of the weights."""
     settings = ["train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
     assert diverged(tmp_path, stage, "by update 1 ", *settings, "train.warmup_fraction=0") == []
+
+
+def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
+    clock, waits = itertools.count(), []  # it ticks with every event
+
+    def event(enable_timing: bool) -> SimpleNamespace:
+        made = SimpleNamespace(synchronize=lambda: waits.append(made))
+        made.record = lambda: setattr(made, "at", next(clock))
+        made.elapsed_time = lambda later: 1000.0 * (later.at - made.at) if waits else None  # in ms
+        return made
+
+    monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("swep_ds.training.instruments.get_accelerator", lambda: SimpleNamespace(Event=event))
+    watch = Stopwatch()
+    for update, passes in ((1, 5), (2, 2)):
+        watch.next_update(update)
+        for _ in range(passes):
+            with watch.phase("forward"):
+                pass
+    assert watch.read()[2] == 2.0
+    assert len(waits) == 1
 
 
 def test_a_watch_counts_earlier_starts_and_means_over_updates(monkeypatch):

@@ -12,9 +12,13 @@ from deepspeed.accelerator import get_accelerator
 from torch.backends.cuda import cudnn_sdp_enabled
 
 from benchmarks.training.updates import EngineUpdate
+from swep_ds.common.errors import InputError
 from swep_ds.methods.base import MicroStep
+from swep_ds.methods.noise_effect import nearest
+from swep_ds.models.backends import tf32_products
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
@@ -85,6 +89,30 @@ def test_an_engine_chooses_its_kernels_and_leaves_those_of_the_process(tmp_path,
             engine(batch(dtype=torch.float32))
         assert seen == {("model", expected, False)}
         engine.destroy()
+
+
+def test_the_log_compares_words_in_float32():
+    kinds = []
+
+    def look_up(ids):
+        kinds.append(torch.get_float32_matmul_precision())
+        return torch.eye(4)[ids]
+
+    with tf32_products():
+        assert nearest(torch.eye(4), look_up, 4).tolist() == [0, 1, 2, 3]
+        assert torch.get_float32_matmul_precision() == "high"
+    assert kinds == ["highest"]
+
+
+def test_a_gpu_without_tf32_is_refused(tmp_path, monkeypatch):
+    resolve = prepare.complete_ds_config
+    monkeypatch.setattr(prepare, "complete_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
+    monkeypatch.setattr(accelerator, "has_tf32", lambda: False)
+    monkeypatch.setattr(accelerator, "product_name", lambda: "Tesla T4")
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.precision=tf32"])
+    said = r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"
+    with process_group(), pytest.raises(InputError, match=said):
+        prepare.prepare(recipe, str(tiny_run.ds_config(tmp_path, 0)))
 
 
 @pytest.mark.parametrize("before", [True, False])

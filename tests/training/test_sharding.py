@@ -12,7 +12,7 @@ from tests.support.fork_server import ROOT, run_script
 
 pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "tests" / "support" / "load_sharded.py"
-NAMES = ["roberta", "deberta-v2", "modernbert", "t5", "bart", "bert-bf16"]  # the last one gets a new head
+NAMES = [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ, "bert-bf16"]  # the last one gets a new head
 
 
 def test_sharded_weights_and_buffers_are_those_of_the_whole_model(tmp_path):

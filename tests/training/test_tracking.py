@@ -64,6 +64,12 @@ def test_a_remark_is_shown_whenever_it_begins_to_hold(tmp_path, capsys):
     assert re.findall("^note: (.*)", capsys.readouterr().out, re.MULTILINE) == ["KL 1", "KL 3"]
 
 
+def test_a_line_shows_speed_and_memory(tmp_path, capsys):
+    with tracker("off", tmp_path, updates=1) as opened:
+        opened.log(LINE, {"loss": 1.0}, None)
+    assert "tokens_per_second 40  peak memory " in capsys.readouterr().out
+
+
 def table(columns: list[str], data: list[list]) -> tuple:
     """wandb refuses text in a column of numbers; None may be in any."""
     for column in zip(*data, strict=True):
@@ -117,8 +123,12 @@ def test_wandb_ends_a_new_run_only_if_it_fails_at_its_start_and_no_resumed_one(t
 @pytest.mark.parametrize(
     ("to", "variable", "mode"),
     [
+        ("wandb", None, "online"),
+        ("wandb", "offline", "offline"),
         ("wandb", "disabled", "disabled"),
+        ("wandb_offline", None, "offline"),
         ("wandb_offline", "online", "offline"),  # the recipe's word that nothing leaves the machine
+        ("wandb_offline", "disabled", "disabled"),
     ],
 )
 def test_wandb_mode_of_the_environment_holds(to, variable, mode, tmp_path, wandb, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, BertModel, MobileBertConfig
 
+from swep_ds.commands import augment as command
+from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.data.choices import STRICT
+from swep_ds.data.choices import STRICT, Choices
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import augment as module
 from swep_ds.methods.ssmba_samples import corruption
-from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor, augment, draw
+from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor, augment, draw, read_answerable
 from swep_ds.methods.ssmba_samples.corruption import splice
 from swep_ds.ranks.group import process_group
 from tests.support import bad_input, tiny, tiny_models
@@ -67,7 +70,9 @@ def test_models_without_the_head_a_mask_token_or_a_folder_are_refused(models, tm
 
     BertModel.from_pretrained(models["wordpiece"]).save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
-    assert "it is without a trained masked-language-model head: name a model with one" in refused(str(tmp_path))
+    for name in (str(tmp_path), "quickstart:encoder"):
+        assert "has no weights for cls.predictions" in refused(name)
+        assert "it is without a trained masked-language-model head: name a model with one" in refused(name)
     tokenizer = tiny.wordpiece.__wrapped__()
     tokenizer.mask_token = None
     shutil.copytree(models["wordpiece"], tmp_path / "maskless")
@@ -228,6 +233,36 @@ def test_a_sample_depends_only_on_seed_question_and_number(models):
 
 
 QUESTIONS = 96  # 3 chunks
+
+
+def test_a_mistake_in_an_option_is_one_line(monkeypatch):
+    for option, said in (
+        ("--samples=0", "--samples: 0 must be at least 1"),
+        ("--share=1.01", "--share 1.01: must be above 0"),
+        ("--data=nowhere.json", "data source 'nowhere.json': no such file"),
+    ):
+        given = ["--data", "d", "--model", "m", "--output", "o.json", option]
+        monkeypatch.setattr(sys, "argv", ["augment.py", *given])
+        assert said in bad_input.refused(command.augment)
+
+
+@pytest.mark.parametrize(("choice", "spans"), [("first", [(0, 3), (4, 7)]), ("drop", [(4, 7)])])
+def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, spans):
+    rows = [{"question": "Who?", "context": "Ann Bob Ann", "answer": answer} for answer in ("Ann", "Bob")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    examples = read_answerable(str(tmp_path / "rows.json"), Choices("train", choice), Console())
+    assert [example.span for example in examples] == spans
+    assert "1 questions: the answer occurs several times in its context" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    with process_group():
+        said = bad_input.refused(
+            augment, str(tmp_path / "train.json"), "nowhere", tmp_path / "o", AugmentSettings(), STRICT
+        )
+    assert said.startswith("--model nowhere: no tokenizer to load there")
+    assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
 
 
 def test_all_that_decides_the_samples_is_noted_with_them(models, tmp_path, monkeypatch):

@@ -1,0 +1,161 @@
+"""docs/first_model.md from its workbook to its endpoint: its own recipe, commands and Python, on a tiny start.
+
+The start and its questions lie in local folders under their hub ids, which go before the hub.
+"""
+
+import csv
+import importlib
+import json
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from types import SimpleNamespace
+
+import openpyxl
+import pytest
+from fastapi.testclient import TestClient
+
+from swep_ds.pipeline.examples import ABOUT_HELD_OUT
+from swep_ds.texts.pairs import NOWHERE
+from tests.support.bad_input import change_json
+from tests.support.documents import write_docx, write_pdf
+from tests.support.fork_server import ROOT
+from tests.support.tiny_run import prepare, squad
+
+pytestmark = pytest.mark.slow
+SOURCE = "data.train.0.source"
+PAGE = (ROOT / "docs/first_model.md").read_text()
+NAMES = ("bridge", "harbour", "library", "market", "museum", "tower")
+TEXTS = {
+    name: f"The {name} was founded in {1801 + n} by an abbot. It is open on {n + 2} days."
+    for n, name in enumerate(NAMES)
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> Iterator[list[str]]:
+    for block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield shlex.split(line, comments=True)
+
+
+def rows() -> list[list[str]]:
+    """The page's own rows, its names of columns first, and rows about the other documents."""
+    table = re.search(r"^\| question \| answer \| document \|\n.*?\n\n", PAGE, re.DOTALL | re.MULTILINE)[0]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    shown.pop(1)  # the line below the names
+    for number, name in enumerate(NAMES):
+        shown.append([f"When was the {name} founded?", str(1801 + number), name])
+        shown.append([f"Who founded the {name}?", "An  abbot", name])
+        shown.append([f"Who painted the {name}?", "n/a", name])
+    return [*shown, ["What did the bridge cost?", "12 million", "bridge"]]  # which no document says
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """With all that the reader of the page has."""
+    monkeypatch.chdir(tmp_path)
+    Path("deepset").mkdir()
+    prepare(Path("deepset"), max_position_embeddings=128)
+    Path("deepset/model").rename("deepset/minilm-uncased-squad2")
+    Path("rajpurkar/squad_v2").mkdir(parents=True)
+    Path("rajpurkar/squad_v2/train.json").write_text(json.dumps(squad(12)))
+    Path("documents").mkdir()
+    for name, text in TEXTS.items():
+        Path(f"documents/{name}.txt").write_text(text)
+    college = "<w:p><w:r><w:t>The college was founded in 1852 by Agnes Palder.</w:t></w:r></w:p>"
+    write_docx(Path("documents/college.docx"), college)
+    write_pdf(Path("documents/visitors.pdf"), [["Opening hours"], ["The entrance fee is £12.50 a day."]])
+    for name, content in (("pairs", rows()), ("asked", [["question"], ["Who founded the college?"]])):
+        workbook = openpyxl.Workbook()
+        for row in content:
+            workbook.active.append(row)
+        workbook.save(f"{name}.xlsx")
+    [recipe] = blocks("yaml")
+    Path(re.match(r"# (\S+)\n", recipe)[1]).write_text(recipe)
+    return tmp_path
+
+
+def lines(file: str) -> list[dict]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def serve(words: list[str], asked: list[str], monkeypatch) -> dict:
+    """The reply of the endpoint that a command starts to the question of another, curl."""
+    replies = []
+
+    def run(app, port: int, **_) -> None:
+        content_type, content = (asked[asked.index(option) + 1] for option in ("-H", "-d"))
+        headers = dict([content_type.split(": ")])
+        assert asked[1].startswith(f"localhost:{port}/")
+        client = TestClient(app)
+        replies.append(client.post(asked[1].partition("/")[2], content=content, headers=headers).json())
+
+    monkeypatch.setitem(sys.modules, "uvicorn", SimpleNamespace(run=run))
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    return replies[0]
+
+
+def add_pairs() -> None:
+    """More pairs below the others, as the page has them before its second training."""
+    workbook = openpyxl.load_workbook("pairs.xlsx")
+    for name in NAMES:
+        workbook.active.append([f"On how many days is the {name} open?", f"on {NAMES.index(name) + 2} days", name])
+    workbook.save("pairs.xlsx")
+
+
+def test_from_a_workbook_and_a_folder_of_documents_to_an_endpoint(folder, monkeypatch, capsys):
+    monkeypatch.setattr("swep_ds.ranks.stopping.request.allowed", False)  # which a training leaves at True
+    *given, served, asked = commands()
+    for words in given:
+        if "data.holdout_of=mine" in words:
+            add_pairs()
+        monkeypatch.setattr(sys, "argv", words[1:])
+        getattr(importlib.import_module(f"swep_ds.commands.{words[1]}"), words[1])()
+        if words[-1] == "mine":  # the trained model: random weights would decline at random
+            change_json(Path("mine/model/reading.json"), null_threshold=1e6)
+
+    wanted = {row[0]: row for row in rows()[1:]}
+    [remark] = lines("mine/remarks.jsonl")
+    last_row = f"pairs.xlsx-{len(wanted) + 1}"
+    assert remark == {"field": SOURCE, "id": last_row, "reason": NOWHERE, "passage": TEXTS["bridge"]}
+    results = json.loads(Path("after/results.json").read_text())
+    replies = {}
+    for kind, file in (("eval", "mine"), ("trained_on", "mine_trained_on")):
+        answers = lines(f"after/answers/{file}.jsonl")
+        score = results[kind]["mine"]
+        assert score["total"] == len(answers)
+        assert score["exact_match"][0] == pytest.approx(100 * mean(answer["exact_match"] for answer in answers))
+        right = [answer["name"] == answer["document"] for answer in answers if answer["accepted"]]
+        assert score["right_text"][0] == pytest.approx(100 * mean(right))
+        assert (score["passage_found"][0], score["declined"][0]) == (100, 0)
+        replies |= {answer["question"]: answer for answer in answers}
+    assert replies.keys() == wanted.keys() - {"What did the bridge cost?"}
+    documents = {file.stem: file.name for file in Path("documents").iterdir()}
+    for question, answer in replies.items():
+        assert answer["document"] == documents[Path(wanted[question][2]).stem]
+    held_out = [json.loads(Path(f"{run}/predictions/held_out.json").read_text()).keys() for run in ("mine", "second")]
+    assert held_out[0] == held_out[1]
+    reasons = [remark["reason"] for remark in lines("second/remarks.jsonl")]
+    assert 0 < reasons.count(ABOUT_HELD_OUT) < len(NAMES)
+    page = Path("second/report.html").read_text()
+    assert '<h2 id="h-against">Against mle, seed 0</h2>' in page
+    assert "Not compared" not in page
+    with open("answers.csv", newline="", encoding="utf-8-sig") as file:
+        [row] = csv.DictReader(file)
+    best = replies[row["question"]]
+    assert (row["id"], row["answer"], row["name"]) == ("asked.xlsx-2", best["answer"], best["name"])
+    reply = serve(served[1:], asked, monkeypatch)
+    assert (reply["answer"], reply["text"]) == (best["answer"], best["name"])
+    capsys.readouterr()
+    [code] = blocks("python")
+    exec(code, {})
+    assert capsys.readouterr().out.startswith(f"{best['answer']} {best['name']} {reply['page'] or reply['heading']} ")
