@@ -141,16 +141,15 @@ def read_reported(
 
 def _report(field: str, told: list[Remark], total: int, remarks: Remarks) -> None:
     """Warns of each reason with its number, and adds to the rows of the file of remarks."""
-    counts = Counter(remark.reason for remark in told if remark.id is not None)
-    for reason, count in counts.items():
-        warn_once(f"{field}: {count} of {total} questions: {reason}")
     for remark in told:
         if remark.id is None:
             warn_once(f"{field}: {remark.reason}")
-            continue
-        remarks.append({"field": field, "id": remark.id, "reason": remark.reason})
-        if remark.passage:
-            remarks[-1]["passage"] = remark.passage
+    of_questions = [remark for remark in told if remark.id is not None]
+    for reason, count in Counter(remark.reason for remark in of_questions).items():
+        warn_once(f"{field}: {count} of {total} questions: {reason}")
+    for remark in of_questions:
+        passage = {"passage": remark.passage} if remark.passage else {}
+        remarks.append({"field": field, "id": remark.id, "reason": remark.reason, **passage})
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:
