@@ -121,7 +121,8 @@ class _Paragraphs:
         kinds = [kind for tree in numbering for kind in tree.iter("{*}abstractNum")]
         self._kinds = {_attribute(kind, "abstractNumId"): kind for kind in kinds}
         self._counts = defaultdict(dict)  # by kind of list and level: the last number
-        self._begun = set()  # lists
+        # by list that has not begun: the levels at which it counts anew
+        self._restarts = {list_id: [*each.iter("{*}startOverride")] for list_id, each in self._lists.items()}
 
     def mark(self, tree: etree._Element) -> None:
         for paragraph in tree.iter("{*}p"):
@@ -147,10 +148,8 @@ class _Paragraphs:
         trees = (self._kinds[kind], self._lists[list_id])  # whose own levels count more
         levels = {int(_attribute(each, "ilvl")): each for tree in trees for each in tree.iter("{*}lvl")}
         counts = self._counts[kind]
-        if list_id not in self._begun:
-            for start in self._lists[list_id].iter("{*}startOverride"):
-                counts[int(_attribute(start.getparent(), "ilvl"))] = int(_attribute(start, "val")) - 1
-        self._begun.add(list_id)
+        for start in self._restarts.pop(list_id, ()):
+            counts[int(_attribute(start.getparent(), "ilvl"))] = int(_attribute(start, "val")) - 1
         if level not in levels or _value(levels[level], "numFmt") == "bullet":
             return ""
         for deeper in [other for other in counts if other > level]:
