@@ -45,8 +45,9 @@ def test_words(run, tmp_path, analyze):
     table = pd.read_csv(output / "words.csv")
     assert table[["method", "update", "words_changed"]].to_numpy().tolist() == [["swep", 1, 0.01], ["swep", 5, 0.05]]
     drawn = (output / "words.svg").read_text()
-    for label in ("update --", "tokens nearest to another word (%)", "swep --", "swep, before perturbation", "SSMBA"):
-        assert f"<!-- {label}" in drawn
+    labels = ("update", "tokens nearest to another word (%)", f"swep, {run}", f"swep, {run}, before perturbation")
+    for label in (*labels, "SSMBA's texts"):
+        assert f"<!-- {label} -->" in drawn
     samples.write_text('{"data": []}')
     assert "not written by `swep-ds augment`" in refused(analyze, "words", run, "--augmented", samples)
 
