@@ -94,7 +94,8 @@ def prepare(
         return tokenizer, training, tests
 
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
-    tokenizer, training, tests = ranks.on_all_ranks(read_text)
+    read = ranks.on_all_ranks if recipe.data.texts is None else ranks.local_rank_zero_first  # which keeps documents
+    tokenizer, training, tests = read(read_text)
     warn_of_known(recipe, training, tested_later or {})
     trained = np.concatenate([numbers(training), read_asked(user_path(start or recipe.model.name), "trained")])
     asked = {"trained": trained, "held_out": numbers(tests.get(HOLDOUT, ()))}

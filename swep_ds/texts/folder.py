@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
+from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import read_sealed, sealed, write_atomically
 from swep_ds.texts.documents import PLAIN, SUFFIXES, Document, read_document
@@ -93,17 +94,21 @@ class FolderTexts:
                 yield name, str(error)
             except (OSError, ValueError):
                 unread[name] = state
+        if not unread:
+            return
         outcomes = read_documents(self.folder / name for name in unread)
-        for (name, state), outcome in zip(unread.items(), outcomes, strict=True):
-            record = self._record(name)
-            if isinstance(outcome, Died):
-                _DIED[record, state] = outcome
-            else:
-                record.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(record, sealed(json.dumps([state, outcome])))
-            if isinstance(outcome, Document) and outcome.remarks:
-                log.warning("%s: %s", self.folder / name, "; ".join(outcome.remarks))
-            yield name, outcome
+        with Progress(Console(stderr=True), "documents read", len(unread)) as progress:
+            for number, (name, outcome) in enumerate(zip(unread, outcomes, strict=True), 1):
+                record = self._record(name)
+                if isinstance(outcome, Died):
+                    _DIED[record, unread[name]] = outcome
+                else:
+                    record.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(record, sealed(json.dumps([unread[name], outcome])))
+                if isinstance(outcome, Document) and outcome.remarks:
+                    log.warning("%s: %s", self.folder / name, "; ".join(outcome.remarks))
+                progress.update(number)
+                yield name, outcome
 
     def _listed(self) -> tuple[dict[str, str], Counter[str]]:
         """The states of files that may be texts, in name order, and how many others there are by kind."""
