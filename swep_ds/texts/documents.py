@@ -44,8 +44,9 @@ def from_parts(parts: Iterable[str], *, are_pages: bool = False) -> Document:
     for part in parts:
         pages.append(length)
         for line in part.replace("\u00ad", "").split(END):
-            cells = (" ".join(cell.split()) for cell in line.replace(HEADING, "").split(CELL))
-            shown = "\t".join(filter(None, cells))
+            shown = " ".join(line.replace(HEADING, "").split())
+            if CELL in shown:
+                shown = "\t".join(filter(None, map(str.strip, shown.split(CELL))))
             if shown and HEADING in line:
                 headings.append((length, shown))
             if shown:
