@@ -1,4 +1,4 @@
-"""Scores a model that is asked about all texts of a folder, so that faults of search and of reading are told apart."""
+"""Scores a model on questions about all texts of a folder, and separates search errors from reading errors."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -67,15 +67,14 @@ def evaluate_over_texts(
         if examples[0].withheld:
             raise InputError(f"--data {name}: has no answers to score: add a column answer, or name yours in --columns")
     asks = QuestionAnswerer(model, **reading).over(texts, passages)
-    names = set(texts.states())
     output_dir.mkdir(parents=True, exist_ok=True)
     scores: dict[str, dict[str, Any]] = {}
     for kind, ending, tests in zip(("eval", "trained_on"), ("", TRAINED_ON), apart(every, model), strict=True):
         scores[kind] = {}
         for name, examples in tests.items():
-            say(f"{name}{ending}: {len(examples)} questions over {len(names)} texts")
+            say(f"{name}{ending}: {len(examples)} questions over {len(asks.index.names)} texts")
             marking = Marking(examples, rules)
-            table = _asked(asks, names, marking, passages)
+            table = _asked(asks, marking, passages)
             scores[kind][name] = _score(table, clusters(examples), say)
             predictions = dict(zip(table["id"], table["answer"], strict=True))
             write_predictions(output_dir, f"{name}{ending}", {"predictions": predictions}, marking)
@@ -88,9 +87,10 @@ def evaluate_over_texts(
     say(f"answers in {output_dir / 'answers'}, results in {output_dir}")
 
 
-def _asked(asks: TextsAnswerer, names: set[str], marking: Marking, passages: int) -> pd.DataFrame:
-    """A row for each question, with its reply and the `MEASURES`, from 0 to 1. `names`: all texts."""
+def _asked(asks: TextsAnswerer, marking: Marking, passages: int) -> pd.DataFrame:
+    """A row for each question, with its reply and the `MEASURES`, from 0 to 1."""
     rows = []
+    names = asks.index.names
     examples = marking.examples
     replies = asks.answer(example.question for example in examples)
     for example, [reply] in zip(examples, replies, strict=True):

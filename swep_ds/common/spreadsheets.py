@@ -38,8 +38,8 @@ def split_sheet(source: str | os.PathLike) -> tuple[Path, str | None]:
 def sheet_rows(
     content: bytes, sheet: str | None, is_header: Callable[[list[str]], bool], say: Say
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows below the header that are not empty, by its names, each with its number in the sheet. A merged cell's
-    text stands in each of its rows.
+    """The rows below the header that are not empty, by its names, each with its number in the sheet. The text
+    of a merged cell is repeated in each of its rows.
 
     `sheet` is its name; None = the first visible one. The header is the first row that `is_header`, as a title may
     stand above it, or else the first row. `say` is called about other sheets, hidden rows and doubtful number formats.

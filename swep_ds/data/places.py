@@ -226,9 +226,15 @@ def occurs_as_words(context: str, text: str) -> bool:
 
 def _ends_of_words(context: str, text: str) -> Iterator[tuple[int, bool, bool]]:
     """Each place where `text` begins in `context`, and whether words begin and end with it there."""
-    begin = context.find(text)
-    while begin >= 0:
+    for begin in starts(context, text):
         yield begin, *word_ends(context, begin, begin + len(text))
+
+
+def starts(context: str, text: str) -> Iterator[int]:
+    """Each place where `text` begins in `context`; none for an empty text."""
+    begin = context.find(text) if text else -1
+    while begin >= 0:
+        yield begin
         begin = context.find(text, begin + 1)
 
 

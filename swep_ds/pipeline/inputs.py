@@ -27,7 +27,7 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
             files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
     if recipe.data.texts is not None and (fields is None or "data.texts" in fields):
         folder = FolderTexts(user_path(recipe.data.texts), f"data.texts {recipe.data.texts}")
-        files["data.texts"] = tuple(folder.folder / name for name in folder.states())
+        files["data.texts"] = tuple(folder.folder / name for name in folder.names())
     return {field: names for field, names in files.items() if names}
 
 

@@ -247,7 +247,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits_its_model(self) -> "Recipe":
-        """Lowers `data.max_length` if nobody set it and a local model has fewer positions."""
+        """Lowers `data.max_length` to a local model's number of positions, unless the recipe sets it."""
         config = user_path(self.model.name) / "config.json"
         if "max_length" not in self.data.model_fields_set and config.is_file():
             positions = read_json(config).get("max_position_embeddings") or self.data.max_length

@@ -43,6 +43,11 @@ class FolderTexts:
         if not self.folder.is_dir():
             raise InputError(f"{self.what}: no such folder")
 
+    def names(self) -> list[str]:
+        """The files that may be texts, in name order; none of them is read."""
+        self.check()
+        return list(self._listed()[0])
+
     def states(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
         """By name the size and the times of the file, in ns, of which one changes whenever its content does. They are
         left out, "", where the file changed a moment ago, as a second change might leave the same times. Files in a

@@ -59,6 +59,11 @@ class TextIndex:
         return sum(count for _, count, _, _ in self._kept.values())
 
     @property
+    def names(self) -> set[str]:
+        """Those of the texts."""
+        return set(self._kept)
+
+    @property
     def checksum(self) -> str:
         """It changes with any text or name."""
         return xxh3_64_hexdigest(repr([(name, checksum) for name, (_, _, checksum, _) in self._kept.items()]).encode())

@@ -9,7 +9,6 @@ import math
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache, cached_property, lru_cache
 from pathlib import PurePath
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from swep_ds.common.errors import InputError, excerpt
 from swep_ds.data.choices import LeftOut, Located
-from swep_ds.data.places import word_ends
+from swep_ds.data.places import starts, word_ends
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.passages import cut
 from swep_ds.texts.words import grams, words
@@ -67,14 +66,14 @@ class Searched:
     def places(self, answer: str) -> tuple[list[tuple[int, int]], bool]:
         """Where it is [begin, end), and whether it is whole words there: letter by letter, or else folded; or else
         folded at the beginning of a word, as in languages that write endings onto words."""
-        exact = [(begin, begin + len(answer)) for begin in _occurrences(self.text, answer)]
+        exact = [(begin, begin + len(answer)) for begin in starts(self.text, answer)]
         whole = [place for place in exact if all(word_ends(self.text, *place))]
         if whole:
             return whole, True
         text, places = self.folded
         wanted = folded(answer)
         begins = []
-        for first in _occurrences(text, wanted):
+        for first in starts(text, wanted):
             place = (int(places[first]), int(places[first + len(wanted) - 1]) + 1)
             starts_word, ends_word = word_ends(self.text, *place)
             if starts_word and ends_word:
@@ -97,13 +96,6 @@ class Searched:
         if first >= last:
             first, last = bisect_right(self.ends, begin), bisect_left(self.begins, end)
         return slice(first, last)
-
-
-def _occurrences(text: str, wanted: str) -> Iterator[int]:
-    begin = text.find(wanted) if wanted else -1
-    while begin >= 0:
-        yield begin
-        begin = text.find(wanted, begin + 1)
 
 
 class PairLocator:
@@ -145,7 +137,7 @@ class PairLocator:
         """The documents by what people may write for each: with or without its folders and its suffix, in any case,
         with other blanks and marks."""
         names = defaultdict(set)
-        for name in self._texts.states():
+        for name in self._texts.names():
             path = PurePath(name)
             for form in (name, str(path.with_suffix("")), path.name, path.stem):
                 names[form].add(name)
