@@ -9,7 +9,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
-PROVEN := $(addprefix tests/,kernels methods models analysis/test_report.py analysis/test_tsne.py texts \
+PROVEN := $(addprefix tests/,kernels methods models analysis/test_report.py analysis/test_word_analyses.py texts \
 	data/test_readers.py pipeline/test_run_folder.py pipeline/test_stages.py training/test_engine.py \
 	training/test_gradients.py training/test_resume.py training/test_tracking.py)
 

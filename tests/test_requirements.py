@@ -155,3 +155,11 @@ def test_where_uv_fails_pip_installs_the_same_versions_and_a_line_says_so(comman
     assert commands[-1][0][: len(install.PIP)] == install.PIP
     assert [*map(str, commands[-1][0][-4:])] == ["--requirement", "requirements/lock.txt", "--editable", str(ROOT)]
     assert capsys.readouterr().err == "uv failed: pip installs the same versions, which takes some minutes\n"
+
+
+def test_the_tests_of_the_lowest_versions_exist():
+    """Under xdist pytest runs nothing, and says nothing, where one of its arguments is missing."""
+    command = subprocess.run(["make", "--dry-run", "test-lowest"], cwd=ROOT, capture_output=True, text=True, check=True)
+    named = [word for word in command.stdout.split() if word.startswith("tests/")]
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]
