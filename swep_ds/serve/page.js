@@ -10,6 +10,7 @@ let turn = 0; // of the questions asked: a reply to an earlier one is not shown
 let open = {}; // what the viewer shows: {name, version, text}, name and version null for a context
 let task = {}; // what the viewer is for: {question, asked, said, saved}; saved is called with the reply and the words
 let skipped = []; // ids of questions in mode label
+let latest = null; // the text that was asked for last
 let changing = false; // whether a verdict is on its way
 
 function make(tag, properties = {}, ...children) {
@@ -32,17 +33,12 @@ async function call(method, path, content) {
     throw new Error("The server cannot be reached.");
   }
   const reply = await response.json().catch(() => null);
-  if (!response.ok || reply === null) {
-    throw new Error(reply?.detail ?? `The server failed with status ${response.status}.`);
-  }
-  return reply;
+  if (response.ok && reply !== null) return reply;
+  const detail = reply?.detail ?? `The server failed with status ${response.status}`;
+  throw new Error(detail.endsWith(".") ? detail : `${detail}.`);
 }
 
-function fail(sentence) {
-  byId("fault").textContent = sentence;
-  if (sentence) byId("fault").scrollIntoView({block: "nearest"});
-}
-
+const fail = sentence => (byId("fault").textContent = sentence);
 const query = pairs => new URLSearchParams(pairs).toString();
 // The server counts code points, a browser UTF-16 units, of which an emoji has two.
 const toPoints = (text, units) => Array.from(text.slice(0, units)).length;
@@ -65,7 +61,7 @@ function showCount(verdicts) {
 // --- Verdicts ---
 
 /** Saves or takes back a verdict: the server's reply, or after a failure null, and a sentence in `fault`. */
-async function change(method, path, verdict, status, fault, otherwise) {
+async function change(method, path, verdict, status, fault) {
   if (changing) return null; // pressed twice
   changing = true;
   const said = status.textContent;
@@ -79,26 +75,22 @@ async function change(method, path, verdict, status, fault, otherwise) {
     return reply;
   } catch (error) {
     status.textContent = said;
-    fault.textContent = `${error.message} ${otherwise}`;
+    fault.textContent = `${error.message} ${method === "POST" ? "Nothing was saved." : "The verdict is still there."}`;
     return null;
   } finally {
     changing = false;
   }
 }
 
-const save = (verdict, status, fault) => change("POST", "verdicts", verdict, status, fault, "Nothing was saved.");
-
 /** Buttons that give place to "Saved" and to a button that takes the verdict back. */
 function verdictLine(...buttons) {
   const choices = make("div", {className: "buttons"}, ...buttons);
   const status = make("p", {className: "saved", role: "status"});
   const fault = make("p", {role: "alert"});
-  const line = make("div", {className: "verdict"}, choices, make("div", {className: "buttons"}, status), fault);
-
+  const line = make("div", {}, choices, make("div", {className: "buttons"}, status), fault);
   line.saved = (id, sentence, undone) => {
     const undo = button("Undo", async () => {
-      const path = `verdicts/${encodeURIComponent(id)}`;
-      if (!await change("DELETE", path, undefined, status, fault, "The verdict is still there.")) return;
+      if (!await change("DELETE", `verdicts/${encodeURIComponent(id)}`, undefined, status, fault)) return;
       undo.remove();
       choices.hidden = false;
       choices.querySelector("button")?.focus();
@@ -110,7 +102,7 @@ function verdictLine(...buttons) {
     undo.focus();
   };
   line.judge = async (verdict, sentence) => {
-    const reply = await save(verdict, status, fault);
+    const reply = await change("POST", "verdicts", verdict, status, fault);
     if (reply) line.saved(reply.id, sentence);
   };
   return line;
@@ -132,20 +124,20 @@ function place(answer) {
 /** An answer in its passage, or why there is none, with the buttons of its verdict. */
 function card(question, answer, sure, best) {
   const {text, start, end, version, probability, confidence = null} = answer;
-  const said = {answer: answer.answer, text, start, end, probability, confidence};
+  const said = {answer: answer.answer, text, start, end, version, probability, confidence};
   const judge = (where, sentence) => line.judge({question, asked: null, ...where, said}, sentence);
   const view = (title, selected) => over(title, {question, said, line, answer, selected});
   const right = button("Right", () => judge({text, start, end, version}, "this answer is right."));
   const wrong = button("Wrong: mark the right words", () => view("Mark the right words", false));
   const silent = button("The texts do not say", () => judge(NOWHERE, "the texts do not say."));
   const read = button("Open the text", () => view("The answer in its text", true), "quiet");
-  const line = text === null ? verdictLine(silent, wrong) : verdictLine(right, wrong, ...(best ? [silent] : []), read);
-  const title = make(best ? "h2" : "h4", {className: "answer", dir: "auto"}, answer.answer || "No answer");
-  const parts = [text, ...place(answer), sure].map(part => make("span", {dir: "auto"}, part));
-  const shown = text === null
-    ? [make("p", {}, answer.declined)]
-    : [make("p", {className: "meta soft"}, ...parts), quoted(answer)];
-  return make("article", {className: best ? "card best" : "card", tabIndex: -1}, title, ...shown, line);
+  // A declined question has no place, nor has an answer that a model wrote in words of its own
+  const line = start === null ? verdictLine(silent, wrong) : verdictLine(right, wrong, ...(best ? [silent] : []), read);
+  const parts = answer.declined ? [answer.declined] : [text, ...place(answer), sure];
+  const about = make("p", {className: "meta"}, ...parts.map(part => make("span", {dir: "auto"}, part)));
+  return make("article", {className: best ? "card best" : "card", tabIndex: -1},
+    make(best ? "h2" : "h4", {className: "answer", dir: "auto"}, answer.answer || "No answer"), about,
+    ...(start === null ? [] : [quoted(answer)]), line);
 }
 
 async function ask(event) {
@@ -180,7 +172,6 @@ function show(name, version, text, start, end) {
   open = {name, version, text: value};
   const area = byId("text");
   byId("name").textContent = name ?? "The text";
-  area.value = value;
   area.value = value.slice(0, start); // its height is where the words begin
   const above = area.scrollHeight;
   area.value = value;
@@ -191,28 +182,29 @@ function show(name, version, text, start, end) {
 }
 
 async function openText(name, start, end = start) {
+  const mine = latest = {}; // a text that is chosen later is shown, whichever comes first
   byId("viewer-fault").textContent = "";
   try {
     const {text, version} = await call("GET", `text?${query({name})}`);
-    show(name, version, text, toUnits(text, start), toUnits(text, end));
+    if (mine === latest) show(name, version, text, toUnits(text, start), toUnits(text, end));
   } catch (error) {
-    byId("viewer-fault").textContent = error.message;
+    if (mine === latest) byId("viewer-fault").textContent = error.message;
   }
 }
 
-/** The marked words' UTF-16 units without blanks at both ends, or null. */
+/** The marked words and their UTF-16 units without blanks at both ends, or "". */
 function marked() {
   const {selectionStart, selectionEnd} = byId("text");
-  const words = open.text?.slice(selectionStart, selectionEnd) ?? "";
-  const start = selectionStart + words.length - words.trimStart().length;
-  return words.trim() ? {start, end: start + words.trim().length} : null;
+  const selected = open.text?.slice(selectionStart, selectionEnd) ?? "";
+  const words = selected.trim();
+  const start = selectionStart + selected.length - selected.trimStart().length;
+  return words && {start, end: start + words.length, words};
 }
 
 function showMarked() {
   const span = marked();
   byId("mark").disabled = !span;
-  const words = span && open.text.slice(span.start, span.end);
-  byId("marked").textContent = span ? `Marked: “${words}”` : "Nothing is marked yet.";
+  byId("marked").textContent = span ? `Marked: “${span.words}”` : "Nothing is marked yet.";
 }
 
 function showList(title, entries, note) {
@@ -234,21 +226,19 @@ function showList(title, entries, note) {
 async function find(part, opens) {
   const mine = task;
   try {
+    const path = part ? `texts?${query({part})}` : `passages?${query({question: task.question})}`;
+    const {names, count: all, passages} = await call("GET", path);
+    if (mine !== task || part !== byId("part").value) return;
     if (part) {
-      const {names, count: all} = await call("GET", `texts?${query({part})}`);
       const note = names.length < all ? `The first ${names.length} of ${all}.` : `${count(all, "text")}.`;
-      if (mine === task && part === byId("part").value) {
-        showList("Texts", names.map(name => ({name, parts: [], start: 0})), note);
-      }
+      showList("Texts", names.map(name => ({name, parts: [], start: 0})), note);
       return;
     }
-    const {passages} = await call("GET", `passages?${query({question: task.question})}`);
     const entries = passages.map(passage => ({name: passage.text, start: passage.start,
       parts: [place(passage).join(" · "), passage.passage.trim()].filter(Boolean)}));
-    if (mine !== task || byId("part").value) return;
     showList("Passages found for the question", entries, entries.length ? "" : "The search finds none.");
-    if (opens) (byId("list").querySelector("button") ?? byId("part")).focus();
-    if (opens) byId("list").querySelector("button")?.click();
+    if (opens && entries.length) byId("list").querySelector("button").click();
+    else if (opens) byId("part").focus();
   } catch (error) {
     if (mine === task) byId("viewer-fault").textContent = error.message;
   }
@@ -258,6 +248,7 @@ async function find(part, opens) {
 function prepare(title, next) {
   task = next;
   open = {};
+  latest = null;
   byId("text").value = "";
   byId("part").value = "";
   for (const id of ["viewer-fault", "saving", "name"]) byId(id).textContent = "";
@@ -271,37 +262,32 @@ function prepare(title, next) {
 function over(title, {question, said, line, answer, selected}) {
   const saved = (reply, words) => {
     byId("over").close();
-    line.saved(reply.id, words === null ? "the texts do not say." : `the right words are “${words}”.`);
+    line.saved(reply.id, words ? `the right words are “${words}”.` : "the texts do not say.");
   };
   prepare(title, {question, asked: null, said, saved});
   byId("over").showModal();
-  find("", answer.text === null);
-  if (answer.text !== null) openText(answer.text, answer.start, selected ? answer.end : answer.start);
+  find("", answer.start === null);
+  if (answer.start !== null) openText(answer.text, answer.start, selected ? answer.end : answer.start);
 }
 
-/** Saves that the words of a span, or with null none, are the answer. */
+/** Saves that the words of a span answer the question, or, with null, that no words do. */
 async function judge(span) {
   const {question, asked, said, saved} = task;
   const {name, version, text} = open;
   const [start, end] = span ? [span.start, span.end].map(units => toPoints(text, units)) : [];
   const where = span ? {text: name, start, end, version} : NOWHERE;
-  const reply = await save({question, asked, ...where, said}, byId("saving"), byId("viewer-fault"));
-  if (reply) saved(reply, span && text.slice(span.start, span.end));
+  const verdict = {question, asked, ...where, said};
+  const reply = await change("POST", "verdicts", verdict, byId("saving"), byId("viewer-fault"));
+  if (reply) saved(reply, span && span.words);
 }
 
 // --- Labelling ---
 
 function bar({low, mean, high}) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("aria-hidden", "true"); // the numbers are beside it
-  const parts = [["track", 0, 100, 6, 4], ["interval", low, high - low, 3, 10], ["mean", mean - 0.3, 0.6, 0, 16]];
-  for (const [name, x, width, y, height] of parts) {
-    const part = document.createElementNS(svg.namespaceURI, "rect");
-    const places = {class: name, x: `${x}%`, width: `${width}%`, y, height};
-    for (const [attribute, value] of Object.entries(places)) part.setAttribute(attribute, value);
-    svg.append(part);
-  }
-  return svg;
+  const [interval, middle] = [make("i"), make("b")];
+  Object.assign(interval.style, {left: `${low}%`, width: `${high - low}%`});
+  middle.style.left = `${mean}%`;
+  return make("div", {className: "bar", ariaHidden: "true"}, interval, middle); // its numbers are beside it
 }
 
 function showScores({labelled, least, questions, exact_match: exact, f1}) {
@@ -320,38 +306,25 @@ function showScores({labelled, least, questions, exact_match: exact, f1}) {
 
 async function nextQuestion() {
   fail("");
-  let next;
   try {
-    next = await call("GET", `next?${query(skipped.map(id => ["skip", id]))}`);
+    const {asked, question, context, of} = await call("GET", `next?${query(skipped.map(id => ["skip", id]))}`);
+    if (!byId("labelled").textContent) showScores(await call("GET", "scores"));
+    if (skipped.includes(asked)) skipped = []; // all others are labelled: the round begins anew
+    byId("viewer").hidden = asked === null;
+    byId("revealed").replaceChildren();
+    byId("task-question").textContent = question ?? `All ${count(of, "question")} are labelled`;
+    if (asked === null) {
+      byId("task-question").focus();
+      return;
+    }
+    prepare("", {question, asked, said: null, saved: reveal});
+    byId("choice").hidden = context !== null;
+    byId("silent").textContent = context === null ? "The texts do not say" : "The text does not say";
+    if (context === null) find("", true);
+    else show(null, null, context, 0, 0);
   } catch (error) {
     fail(error.message);
-    return;
   }
-  const {question, asked, context} = next;
-  byId("viewer").hidden = asked === null;
-  byId("revealed").replaceChildren();
-  if (asked === null) {
-    showEnd(next);
-    return;
-  }
-  prepare("", {question, asked, said: null, saved: reveal});
-  byId("task-question").textContent = question;
-  byId("choice").hidden = context !== null;
-  byId("silent").textContent = context === null ? "The texts do not say" : "The text does not say";
-  if (context === null) find("", true);
-  else show(null, null, context, 0, 0);
-}
-
-function showEnd({labelled, of}) {
-  const left = of - labelled;
-  const again = button("Go through the skipped questions", () => {
-    skipped = [];
-    nextQuestion();
-  }, "first");
-  const title = left ? `${count(left, "question")} skipped, all others labelled` : `All ${of} questions are labelled`;
-  byId("task-question").textContent = title;
-  byId("task-question").focus();
-  byId("revealed").append(left ? again : make("p", {}, "The labels can be downloaded below."));
 }
 
 /** Shows what the runs answered, now that the verdict is saved. */
@@ -365,7 +338,7 @@ function reveal(reply, words) {
   const line = verdictLine();
   byId("viewer").hidden = true;
   byId("revealed").replaceChildren(line, answers, next);
-  line.saved(reply.id, words === null ? `${byId("silent").textContent.toLowerCase()}.` : `“${words}”.`, () => {
+  line.saved(reply.id, words ? `“${words}”.` : `${byId("silent").textContent.toLowerCase()}.`, () => {
     byId("revealed").replaceChildren();
     byId("viewer").hidden = false;
     byId("text").focus();
@@ -377,13 +350,14 @@ function reveal(reply, words) {
 
 function describe() {
   const {mode, model, folder, texts, left_out: left} = state;
-  byId("title").textContent = mode === "ask" ? `Ask the texts of ${folder}` : "Label questions";
-  document.title = byId("title").textContent;
+  document.title = mode === "ask" ? `Ask the texts of ${folder}` : "Label questions";
+  byId("title").textContent = document.title;
   byId("about").textContent = [model, folder !== null && count(texts, "text")].filter(Boolean).join(" · ");
   byId("left-out").hidden = !left.length;
   byId("left-out").querySelector("summary").textContent = `${count(left.length, "file")} left out`;
   byId("left-out").querySelector("ul").replaceChildren(...left.map(sentence => make("li", {dir: "auto"}, sentence)));
   showCount(state.verdicts);
+  byId("kept").hidden = false;
 }
 
 async function start() {
@@ -391,17 +365,15 @@ async function start() {
     try {
       state = await call("GET", "state");
       fail(state.error ?? "");
-      if (byId("loading").textContent !== state.doing) byId("loading").textContent = state.doing;
-      if (state.error) break;
+      const doing = state.ready || state.error ? "" : state.doing || "Loading …";
+      if (byId("loading").textContent !== doing) byId("loading").textContent = doing;
+      if (state.error) return;
     } catch (error) {
       fail(error.message);
     }
     if (!state.ready) await new Promise(done => setTimeout(done, 1000));
   }
-  byId("loading").textContent = "";
-  if (!state.ready) return;
   describe();
-  byId("kept").hidden = false;
   if (state.mode === "ask") {
     byId("asking").hidden = false;
     byId("skip").hidden = true;
@@ -411,7 +383,6 @@ async function start() {
   byId("labelling").hidden = false;
   byId("viewer-head").hidden = true;
   byId("task").append(byId("viewer"));
-  showScores(await call("GET", "scores"));
   await nextQuestion();
 }
 
@@ -423,7 +394,7 @@ byId("part").addEventListener("input", () => {
 });
 // `readonly` would take the caret away, and with it selection by keyboard
 byId("text").addEventListener("beforeinput", event => event.preventDefault());
-byId("text").addEventListener("input", () => { byId("text").value = open.text ?? ""; }); // by an input method
+byId("text").addEventListener("input", () => (byId("text").value = open.text ?? "")); // by an input method
 document.addEventListener("selectionchange", showMarked);
 byId("mark").addEventListener("click", () => judge(marked()));
 byId("silent").addEventListener("click", () => judge(null));
