@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "score a saved model on any data sets",
     "score": "score files of predictions of any program",
     "answer": "answer a question about a text",
+    "serve": "serve a page to ask a model, correct it, and label",
     "forecast": "forecast the scores on text without labels",
     "soup": "average the models of finished runs",
     "trim": "cut a model's vocabulary to what texts use",

@@ -114,9 +114,18 @@ def _wilson(mean: Any, variance: Any, labels: Any, questions: int, df: Any) -> t
 
 
 def suggest(predicted_N: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The rows [count] of the questions to label, in random order, and their strata [count]. `predicted_N`: scores, 0
-    to 100. By Neyman's allocation a stratum gets labels by its size times the standard deviation of scores of 0 and 100
-    with the predicted mean. A larger count, of `MIN_SUGGESTED` to N, only adds rows."""
+    """The rows [count] of the questions to label, in random order, and their strata [count]: the first `count` of
+    `labelling_order`, at least `MIN_SUGGESTED`."""
+    rows, stratum_n = labelling_order(predicted_N, seed)
+    at_random_n = np.argsort(np.random.default_rng(seed).permutation(len(predicted_N))[rows[:count]])
+    return rows[:count][at_random_n], stratum_n[:count][at_random_n]
+
+
+def labelling_order(predicted_N: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """All rows [N] in the order in which they should be labelled, and their strata [N]: at any point from
+    `MIN_IN_STRATUM` of each stratum on, those before it are a stratified random sample. `predicted_N`: scores, 0 to
+    100. By Neyman's allocation a stratum gets labels by its size times the standard deviation of scores of 0 and 100
+    with the predicted mean."""
     questions = len(predicted_N)
     rng = np.random.default_rng(seed)
     place_N = rng.permutation(questions)
@@ -126,14 +135,13 @@ def suggest(predicted_N: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndar
     stratum_N[np.lexsort((tie_N, predicted_N))] = np.arange(STRATA).repeat(sizes_H)
     mean_H = np.clip(np.bincount(stratum_N, predicted_N) / sizes_H, *BELIEVED)
     need_H = sizes_H * np.sqrt(mean_H * (100 - mean_H))
-    number_n = np.arange(count)
-    priority_Hn = need_H[:, None] / (number_n + 0.5)  # of each stratum's first, second, ... label: Webster's method
-    priority_Hn[:, :MIN_IN_STRATUM] = np.inf
-    priority_Hn[number_n >= sizes_H[:, None]] = 0
-    counts_H = np.bincount(np.argsort(-priority_Hn.ravel(), kind="stable")[:count] // count)
-    order_N = np.argsort(place_N)
-    rows = np.concatenate([order_N[stratum_N[order_N] == h][:taken] for h, taken in enumerate(counts_H)])
-    rows = rows[np.argsort(place_N[rows])]
+    number_N = np.empty(questions, int)  # of each question within its stratum
+    for h, size in enumerate(sizes_H):
+        of_stratum = np.flatnonzero(stratum_N == h)
+        number_N[of_stratum[np.argsort(place_N[of_stratum])]] = np.arange(size)
+    priority_N = need_H[stratum_N] / (number_N + 0.5)  # of its stratum's first, second, ... label: Webster's method
+    priority_N[number_N < MIN_IN_STRATUM] = np.inf
+    rows = np.lexsort((stratum_N, number_N, -priority_N))
     return rows, stratum_N[rows]
 
 
@@ -141,7 +149,7 @@ def _sizes(questions: int, strata: int) -> np.ndarray:
     return np.bincount(np.arange(questions) * strata // questions)
 
 
-def _names(questions: int) -> list[str]:
+def stratum_names(questions: int) -> list[str]:
     """What strata are called in a file, so that labels for a set of another size are none for this one."""
     return [f"{number} of {STRATA} ({questions} questions)" for number in range(1, STRATA + 1)]
 
@@ -150,7 +158,7 @@ def write_suggested(
     path: Path, examples: Sequence[Example], rows: np.ndarray, stratum_n: np.ndarray, labelled: Sequence[Example]
 ) -> None:
     """Writes suggested questions as CSV that a spreadsheet opens, with the answers of those that are labelled."""
-    names = _names(len(examples))
+    names = stratum_names(len(examples))
     known = {example.id: example.answers or (NO_ANSWER,) for example in labelled}
     table = []
     for row, stratum in zip(rows, stratum_n, strict=True):
@@ -195,7 +203,7 @@ def read_labelled(path: Path, examples: Sequence[Example], columns: Columns = ()
                         "zeros at the front"
                     )
                 stratum = fields.get("stratum")
-                names = names or ([None] if stratum is None else _names(len(examples)))
+                names = names or ([None] if stratum is None else stratum_names(len(examples)))
                 if stratum not in names:
                     raise InputError(f"the stratum {stratum!r} is none of this text: copy it as it was suggested")
                 answers = _answers(fields, examples[row].context)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from swep_ds.analysis.answered import Answered, scored
-from swep_ds.analysis.forecast import Forecast, Home, read_home, read_runs, scores
+from swep_ds.analysis.forecast import Forecast, read_home, read_runs, scores
 from swep_ds.analysis.forecast import forecast as forecast_from
 from swep_ds.analysis.labelled import MIN_SUGGESTED, estimate, read_labelled, write_suggested
 from swep_ds.analysis.labelled import suggest as choose
@@ -24,8 +24,11 @@ from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import LEVEL
 from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import METRICS
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.models.folders import model_checksum
 from swep_ds.pipeline.folder import RunFolder
+from swep_ds.texts.folder import FolderTexts
+from swep_ds.texts.index import TextIndex
 
 
 def forecast(
@@ -74,12 +77,12 @@ def forecast(
         labels = read_labelled(user_path(labelled), examples, columns) if labelled else None
         if labels and not labels.strata.any():
             Console().print(f"{labelled}: without the column stratum its questions count as drawn at random")
-        answers = [_answers(path, examples, folder / "answers") for path in paths]
+        answers = [answers_of(path, examples, folder / "answers") for path in paths]
         name = public_name(text)
-        made[name] = forecast_from(home, name, [_scored(of_run, examples, home) for of_run in answers])
+        made[name] = forecast_from(home, name, [answered(of_run, examples, home.scorer) for of_run in answers])
         signal_N2 = made[name].by_question
         if labels:
-            true_n2 = 100 * scores([_scored(of_run, labels.examples, home) for of_run in answers]).mean(0)
+            true_n2 = 100 * scores([answered(of_run, labels.examples, home.scorer) for of_run in answers]).mean(0)
             with_labels = {}
             for metric, true_n, signal_N in zip(METRICS, true_n2.T, signal_N2.T, strict=True):
                 with_labels[metric] = estimate(true_n, signal_N, labels.rows, labels.strata)
@@ -120,19 +123,30 @@ def _read(text: str, suggest: int | None, columns: Columns) -> list[Example]:
     return examples
 
 
-def _answers(run: Path, examples: list[Example], folder: Path) -> dict[str, tuple[str, float]]:
-    """A run's answers and their probabilities by question id, from `folder` if they are there."""
+def answers_of(
+    run: Path, examples: list[Example], folder: Path, texts: FolderTexts | None = None
+) -> dict[str, tuple[str, float]]:
+    """A run's answers and their probabilities by question id, from `folder` if they are there. Of questions about all
+    `texts` these are the confidences, which sum those of all answers that say the same."""
     model = str(RunFolder(run).model)
     setup = {"model": model_checksum(model, "model"), "questions": digest(examples)}
+    if texts:
+        setup["texts"] = TextIndex(texts).checksum
     file = folder / f"{hashlib.sha256(json.dumps(setup).encode()).hexdigest()[:16]}.json"
     if not file.exists():
         from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer  # takes seconds
 
         chunks = Chunks(file, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
         answerer = QuestionAnswerer(model)
-        answerer.check(examples, 1)
+        over = answerer.over(texts) if texts else None
+        if over is None:
+            answerer.check(examples, 1)
 
         def ask(asked: list[Example]) -> Iterator[tuple[str, tuple[str, float]]]:
+            if over:
+                for example, [reply] in zip(asked, over.answer(e.question for e in asked), strict=True):
+                    yield example.id, (reply.text, reply.confidence)
+                return
             for example, [reply] in zip(asked, answerer.answer_together(asked), strict=True):
                 yield example.id, (reply.text, reply.probability)
 
@@ -142,7 +156,8 @@ def _answers(run: Path, examples: list[Example], folder: Path) -> dict[str, tupl
     return read_json(file)
 
 
-def _scored(answers: Mapping[str, tuple[str, float]], examples: Sequence[Example], home: Home) -> list[Answered]:
-    texts = {id_: text for id_, (text, _) in answers.items()}
-    items = scored(texts, examples, Marking(examples, home.scorer).of(texts))
+def answered(answers: Mapping[str, tuple[str, float]], examples: Sequence[Example], scorer: Scorer) -> list[Answered]:
+    """The examples with a run's answers and their probabilities, by question id, and the scores of these."""
+    texts = {example.id: answers[example.id][0] for example in examples}
+    items = scored(texts, examples, Marking(list(examples), scorer).of(texts))
     return [replace(item, confidence=answers[id_][1]) for id_, item in items.items()]

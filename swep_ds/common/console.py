@@ -66,6 +66,8 @@ class Progress:
         after: how many units take as long as what follows, which the ETA counts.
     """
 
+    latest = ""  # what this process did last, for those who do not see its terminal
+
     def __init__(
         self, console: Console, unit: str, total: int, done: int = 0, *, line_seconds: float = 60.0, after: float = 0.0
     ):
@@ -106,6 +108,7 @@ class Progress:
 
     def update(self, done: int, note: str = "") -> None:
         """Shows that `done` units are done, and a note."""
+        Progress.latest = f"{done} of {self._total} {self._unit}"
         now = time.monotonic()
         eta = (now - self._began) / max(1, done - self._before) * (self._total - done + self._after)
         if self._bar:

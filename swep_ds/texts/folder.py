@@ -30,13 +30,15 @@ class FolderTexts:
 
     Each is read when it is asked for: a document only if it has changed since it was last read. Hidden files are left
     out. So are files that cannot be read, which a warning names once. Links to files are followed, those to folders
-    are not. `what` is how the user named the folder. Raises InputError: no such folder; when texts are listed, none can
-    be read; when one is read, as `read_document`.
+    are not; without `links_out` nor are those to files outside of it. `what` is how the user named it. Raises
+    InputError: no such folder; when texts are listed, none can be read; when one is read, as `read_document`.
     """
 
-    def __init__(self, folder: Path, what: str):
+    def __init__(self, folder: Path, what: str, *, links_out: bool = True):
         self.folder = folder
         self.what = what
+        self._links_out = links_out
+        self.left_out: list[str] = []  # why files are, when the texts were last listed
         self.check()
 
     def check(self) -> None:
@@ -63,6 +65,7 @@ class FolderTexts:
         if others:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
             reasons.append(f"{self.what}: other kinds than {' '.join(SUFFIXES)}: {kinds}")
+        self.left_out = reasons
         new = [reason for reason in reasons if reason not in _TOLD]
         if new:
             log.warning("%s: texts read: %d, other files left out: %d", self.what, len(states), count)
@@ -128,6 +131,8 @@ class FolderTexts:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
+                elif not self._links_out and entry.is_symlink() and not _is_in(self.folder, entry.path):
+                    kinds["links out of the folder"] += 1
                 elif entry.is_file() and suffix in (SUFFIXES if can_read else PLAIN):
                     states[entry.path] = _state(entry.stat(), entry.name)
                 elif entry.is_dir():
@@ -144,6 +149,10 @@ class FolderTexts:
 
         folder, file = (xxh3_64_hexdigest(os.fsencode(part)) for part in (self.folder.resolve(), name))
         return CACHE / "documents" / folder / f"{file}.json"
+
+
+def _is_in(folder: Path, path: str) -> bool:
+    return Path(path).resolve().is_relative_to(folder.resolve())
 
 
 def _is_plain(name: str) -> bool:

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class TextIndex:
         self._texts = texts
         place = texts.folder.resolve() if isinstance(texts, FolderTexts) else min(texts, default="")
         known_by = repr((type(place), str(place), FORMAT_VERSION, passages.WORDS, passages.STEP))
+        self._kept: dict[str, tuple[Any, ...]] = {}  # by name: its number, its passages, the checksum and the state
         self._folder = CACHE / "texts" / xxh3_64_hexdigest(known_by.encode())
         self.refresh()
 
@@ -59,9 +60,9 @@ class TextIndex:
         return sum(count for _, count, _, _ in self._kept.values())
 
     @property
-    def names(self) -> set[str]:
+    def names(self) -> KeysView[str]:
         """Those of the texts."""
-        return set(self._kept)
+        return self._kept.keys()
 
     @property
     def checksum(self) -> str:
@@ -110,7 +111,7 @@ class TextIndex:
             with suppress(InputError, KeyError):  # the text is gone
                 for piece in joined(self.best(question, count)):
                     text = self._texts[piece.name]
-                    if _checksum(text) != self._kept[piece.name][2]:
+                    if text_checksum(text) != self._kept[piece.name][2]:
                         raise KeyError(piece.name)
                     pieces.append((piece, text[piece.begin : piece.end]))
                 return pieces
@@ -118,9 +119,9 @@ class TextIndex:
         raise InputError(f"text {piece.name}: changes while it is read: write it elsewhere, then move it")
 
     def _open(self) -> None:
-        """Opens what is kept. What cannot be used counts as nothing, and a line says why."""
-        self._kept: dict[str, tuple[Any, ...]] = {}  # by name: its number, its passages, the checksum and the state
+        """Opens what is kept. What cannot be used counts as nothing, and a line says why. Other threads may read."""
         if not self._folder.exists():
+            self._kept = {}
             return
         try:
             kept = read_sealed(self._folder / "texts.json")
@@ -129,11 +130,12 @@ class TextIndex:
             self._index = self._tantivy.Index(self._schema(), str(self._folder))
         except (OSError, ValueError) as error:
             log.warning("%s: texts are indexed again (%s)", self._folder, reason(error))
+            self._kept = {}
             return
         names, *columns = kept["texts"]
-        self._kept = dict(zip(names, zip(*columns, strict=True), strict=True))
         self._names = dict(zip(columns[0], names, strict=True))
         self._searcher = self._index.searcher()
+        self._kept = dict(zip(names, zip(*columns, strict=True), strict=True))
 
     def _files(self) -> dict[str, list[int]]:
         """The sizes and times of tantivy's files, of which a killed writer may leave more."""
@@ -146,13 +148,13 @@ class TextIndex:
         if isinstance(self._texts, FolderTexts):
             states = self._texts.states({name: state for name, (_, _, _, state) in kept.items()})
         else:
-            states = {name: _checksum(text) for name, text in sorted(self._texts.items())}
+            states = {name: text_checksum(text) for name, text in sorted(self._texts.items())}
         changed = []
         stale = [name for name in kept if name not in states]
         for name, state in states.items():
             if name not in kept:
                 changed.append(name)
-            elif (not state or state != kept[name][3]) and _checksum(self._texts[name]) != kept[name][2]:
+            elif (not state or state != kept[name][3]) and text_checksum(self._texts[name]) != kept[name][2]:
                 changed.append(name)
                 stale.append(name)
         if changed or stale or states != {name: state for name, (_, _, _, state) in kept.items()}:
@@ -190,7 +192,7 @@ class TextIndex:
                     fields = dict(zip((*PLACE, *FIELDS), (number, *passage, title), strict=True))
                     writer.add_document(self._tantivy.Document.from_dict(fields))
                     count += 1
-                added[name] = (number, count, _checksum(text))
+                added[name] = (number, count, text_checksum(text))
             writer.commit()
         finally:
             writer.wait_merging_threads()
@@ -219,5 +221,6 @@ class TextIndex:
         return query.boolean_query(terms)
 
 
-def _checksum(text: str) -> str:
+def text_checksum(text: str) -> str:
+    """What identifies what a text says."""
     return xxh3_64_hexdigest(text.encode(errors="surrogatepass"))

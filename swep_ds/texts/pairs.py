@@ -90,6 +90,11 @@ class Searched:
             likeness_P[passages] += math.log(1 + len(self.begins) / len(passages))
         return likeness_P
 
+    def around(self, begin: int, end: int) -> tuple[int, int]:
+        """Where the passages that hold characters [begin, end) begin and end."""
+        passages = self.holding(begin, end)
+        return self.begins[passages][0], self.ends[passages][-1]
+
     def holding(self, begin: int, end: int) -> slice:
         """The passages that hold characters [begin, end), or else those that overlap them."""
         first, last = bisect_left(self.ends, end), bisect_right(self.begins, begin)
@@ -118,8 +123,7 @@ class PairLocator:
             if places:
                 likeness_P = document.likeness(asked)
                 begin, end = max(places, key=lambda place: likeness_P[document.holding(*place)].max())
-                passages = document.holding(begin, end)
-                first, last = document.begins[passages][0], document.ends[passages][-1]
+                first, last = document.around(begin, end)
                 texts = [document.text[begin:end], *(other for other in answers if other != answer)]
                 placed = {"text": texts, "answer_start": [begin - first] + [None] * (len(texts) - 1)}
                 remark = "" if whole else INSIDE

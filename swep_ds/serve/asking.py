@@ -1,0 +1,97 @@
+"""The thread that asks the model: questions that wait are answered together."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.evaluation.spans import Answer
+from swep_ds.serve.shown import Changed, ShownTexts
+from swep_ds.texts.answerer import QUESTIONS_OF_TEXTS_AT_A_TIME, TextsAnswerer
+
+LOOK_EVERY = 10  # seconds between two looks at the whole folder, which take a file system call for each text
+TRIES = 3  # of questions whose texts change between the answer and its quotation
+
+
+class _Asked(NamedTuple):
+    question: str
+    n_best: int
+    reply: Future
+
+
+class Asking:
+    """Asks `answerer` about the texts that are shown, as `asks` does."""
+
+    def __init__(self, answerer: QuestionAnswerer, asks: TextsAnswerer, shown: ShownTexts):
+        self._answerer = answerer
+        self._asks = asks
+        self._shown = shown
+        self._waiting: SimpleQueue[_Asked] = SimpleQueue()
+        self._looked = time.monotonic()
+        Thread(target=self._run, daemon=True).start()
+
+    def ask(self, question: str, n_best: int) -> Future:
+        """Of the reply: {answer, probability, confidence, declined, others and the place} (`app.Reply`)."""
+        asked = _Asked(question, n_best, Future())
+        self._waiting.put(asked)
+        return asked.reply
+
+    def _run(self) -> None:
+        while True:
+            together = [self._waiting.get()]
+            with suppress(Empty):
+                while len(together) < QUESTIONS_OF_TEXTS_AT_A_TIME:
+                    together.append(self._waiting.get_nowait())
+            self._answer([asked for asked in together if asked.reply.set_running_or_notify_cancel()])
+
+    def _answer(self, together: list[_Asked]) -> None:
+        questions = list(dict.fromkeys(asked.question for asked in together))
+        n_best = max((asked.n_best for asked in together), default=1)
+        try:
+            if time.monotonic() - self._looked > LOOK_EVERY:
+                self._asks.index.refresh()
+                self._looked = time.monotonic()
+            replies = dict(zip(questions, self._replies(questions, n_best), strict=True))
+        except Exception as error:  # which goes to those who asked; the thread goes on
+            if len(questions) > 1:  # the fault of one of them
+                for question in questions:
+                    self._answer([asked for asked in together if asked.question == question])
+                return
+            for asked in together:
+                asked.reply.set_exception(error)
+            return
+        for asked in together:
+            reply = replies[asked.question]
+            asked.reply.set_result(reply | {"others": reply["others"][: asked.n_best - 1]})
+
+    def _replies(self, questions: list[str], n_best: int) -> Iterator[dict[str, Any]]:
+        """Raises InputError: a question cannot be asked; Changed: a text changes all the time."""
+        # one more, as no answer may be among them
+        for question, replies in zip(questions, self._asks.answer(questions, n_best + 1), strict=True):
+            for left in reversed(range(TRIES)):
+                try:
+                    best, *others = map(self._shown.reply, replies)
+                    break
+                except Changed:
+                    if not left:
+                        raise
+                    self._asks.index.refresh()
+                    [replies] = self._asks.answer([question], n_best + 1)
+            others = [other for other in others if other["answer"]]
+            said = {"confidence": replies[0].confidence, "declined": self._declined(replies[0])}
+            yield {"question": question, **best, **said, "others": others}
+
+    def _declined(self, best: Answer) -> str | None:
+        """Why a question is declined, if it is."""
+        if best.text:
+            return None
+        if best.score is None:
+            return "no passage of the texts shares a word with the question"
+        threshold = self._answerer.null_threshold
+        if threshold is not None and best.odds > threshold:
+            return "the passages that were read do not seem to answer it"
+        return f"the confidence in the best answer is below {self._answerer.min_confidence:g}"

@@ -1,0 +1,78 @@
+"""What verdicts are exported to: each file is training data for this package, too."""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+
+from swep_ds.analysis.labelled import NO_ANSWER
+
+Rows = Sequence[dict[str, Any]]  # of `verdicts.row_of`, with their ids
+COLUMNS = ["id", "question", "title", "context", "answer", "answer_start", "stratum"]
+LABEL = {
+    "from_name": "answer",
+    "to_name": "text",
+    "type": "labels",
+}  # names in the labelling configuration of a project
+
+
+def squad(rows: Rows) -> str:
+    """SQuAD v2.0."""
+    articles = []
+    for title, of_title in groupby(sorted(rows, key=_place), lambda row: row["title"]):
+        paragraphs = []
+        for context, of_context in groupby(of_title, lambda row: row["context"]):
+            questions = []
+            for row in of_context:
+                answers = [{"text": text, "answer_start": start} for text, start in _spans(row)]
+                question = {name: row[name] for name in ("id", "question", "is_impossible")}
+                questions.append(question | {"answers": answers})
+            paragraphs.append({"context": context, "qas": questions})
+        articles.append({"title": title, "paragraphs": paragraphs})
+    return json.dumps({"version": "v2.0", "data": articles}, ensure_ascii=False)
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str]:
+    return row["title"], row["context"]
+
+
+def _spans(row: dict[str, Any]) -> list[tuple[str, int]]:
+    return list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
+
+
+def table(rows: Rows) -> str:
+    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled."""
+    lines = []
+    for row in rows:
+        line = {name: row.get(name) for name in ("id", "question", "title", "context", "stratum")}
+        line |= {"answer": NO_ANSWER, "answer_start": None}
+        for text, start in _spans(row):
+            line |= {"answer": text, "answer_start": start}
+        lines.append(line)
+    frame = pd.DataFrame(lines, columns=COLUMNS, dtype=object)
+    if frame["stratum"].isna().all():
+        del frame["stratum"]
+    return "\ufeff" + frame.to_csv(index=False)  # Excel needs the mark
+
+
+def label_studio(rows: Rows) -> str:
+    """Tasks with their annotations, and the model's answers as predictions. The project's configuration names an object
+    `text` of `$context` and labels `answer` with the label Answer."""
+    tasks = []
+    for row in rows:
+        task = {"data": {name: row[name] for name in ("id", "question", "title", "context")}}
+        task["annotations"] = [{"result": [_region(text, start) for text, start in _spans(row)]}]
+        if said := row.get("said"):
+            regions = [] if said["start"] is None else [_region(said["answer"], said["start"])]
+            task["predictions"] = [{"score": said["confidence"], "result": regions}]
+        tasks.append(task)
+    return json.dumps(tasks, ensure_ascii=False)
+
+
+def _region(text: str, start: int) -> dict[str, Any]:
+    return LABEL | {"value": {"start": start, "end": start + len(text), "text": text, "labels": ["Answer"]}}
+
+
+EXPORTS = {"squad.json": squad, "pairs.csv": table, "label-studio.json": label_studio}

@@ -1,0 +1,91 @@
+"""Questions to label, one at a time, and what finished runs score on all of them by the labels so far."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from swep_ds.analysis.forecast import scores, signal
+from swep_ds.analysis.labelled import MIN_IN_STRATUM, MIN_LABELLED, STRATA, estimate, labelling_order, stratum_names
+from swep_ds.api.forecast import answered
+from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
+from swep_ds.evaluation.results import METRICS
+from swep_ds.evaluation.scores import Scorer
+
+
+class Labels:
+    """The questions `examples`. `answers` has by run what it replied: (text, probability) by question id. A label is a
+    verdict's row with the id of its question as `asked`. Raises InputError: the questions are too few."""
+
+    def __init__(
+        self, examples: Sequence[Example], answers: Mapping[str, Mapping[str, tuple[str, float]]], scorer: Scorer
+    ):
+        if len(examples) < STRATA * MIN_IN_STRATUM:
+            raise InputError(f"--label: {len(examples)} questions: give at least {STRATA * MIN_IN_STRATUM}")
+        self._examples = {example.id: example for example in examples}
+        self._answers = answers
+        self._scorer = scorer
+        self._predicted_N2 = 100 * signal([answered(of_run, examples, scorer) for of_run in answers.values()], scorer)
+        rows, strata = labelling_order(self._predicted_N2[:, METRICS.index("f1")])
+        self._order = [examples[row].id for row in rows]
+        self._row_of = {example.id: row for row, example in enumerate(examples)}
+        names = stratum_names(len(examples))
+        self.stratum_of = {id_: names[stratum] for id_, stratum in zip(self._order, strata, strict=True)}
+
+    def __len__(self) -> int:
+        """How many questions there are."""
+        return len(self._examples)
+
+    def example(self, id_: str | None) -> Example:
+        """Raises InputError: no question has the id."""
+        if id_ not in self._examples:
+            raise InputError(f"asked: no question has the id {id_!r}")
+        return self._examples[id_]
+
+    def check(self, rows: Mapping[str, dict[str, Any]], what: str) -> None:
+        """Raises InputError: a row of `what` is no label of these questions."""
+        names = set(self.stratum_of.values())
+        for id_, row in rows.items():
+            if row.get("asked") not in self._examples or row["stratum"] not in names:
+                raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
+
+    def next(self, labelled: Collection[str], skipped: Collection[str]) -> Example | None:
+        """The next question; those that were skipped come last. None if all are labelled."""
+        left = [id_ for id_ in self._order if id_ not in labelled]
+        left.sort(key=lambda id_: id_ in skipped)
+        return self._examples[left[0]] if left else None
+
+    def said(self, id_: str) -> list[dict[str, Any]]:
+        """What each run replied to a question."""
+        said = []
+        for run, answers in self._answers.items():
+            text, probability = answers[id_]
+            said.append({"run": run, "answer": text, "probability": probability})
+        return said
+
+    def scores(self, rows: Collection[dict[str, Any]]) -> dict[str, Any]:
+        """The mean scores of the runs by the verdicts `rows`, whose accepted answers to a question are pooled."""
+        accepted: dict[str, tuple[str, ...]] = {}
+        stratum_of = {}
+        for row in rows:
+            id_ = row["asked"]
+            accepted[id_] = (*accepted.get(id_, ()), *row["answers"]["text"])
+            stratum_of.setdefault(id_, row["stratum"])
+        shown = {"labelled": len(accepted), "least": MIN_LABELLED, "questions": len(self._examples)}
+        names = stratum_names(len(self._examples))
+        strata = np.array([names.index(stratum) for stratum in stratum_of.values()], int)
+        counts = np.bincount(strata, minlength=STRATA)
+        shown["least"] = max(MIN_LABELLED, len(accepted) + int(np.maximum(MIN_IN_STRATUM - counts, 0).sum()))
+        if len(accepted) < shown["least"]:
+            return shown | dict.fromkeys(METRICS)
+        examples = [replace(self._examples[id_], answers=answers) for id_, answers in accepted.items()]
+        runs = [answered(of_run, examples, self._scorer) for of_run in self._answers.values()]
+        true_2n = 100 * scores(runs).mean(0).T
+        labelled = np.array([self._row_of[id_] for id_ in accepted])
+        for metric, true_n, predicted_N in zip(METRICS, true_2n, self._predicted_N2.T, strict=True):
+            of_all = estimate(true_n, predicted_N, labelled, strata)
+            bounds = {name: float(getattr(of_all, name)) for name in ("mean", "low", "high")}
+            shown[metric] = bounds | {"more_labels": of_all.more_labels}
+        return shown

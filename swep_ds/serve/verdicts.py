@@ -1,0 +1,104 @@
+"""People's verdicts on answers: a file that is training data as it is."""
+
+import json
+import logging
+import os
+import secrets
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import check_output, write_atomically
+
+log = logging.getLogger(__name__)
+KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # of every row
+
+
+def row_of(question: str, title: str, context: str, span: tuple[int, int] | None, said: dict | None) -> dict[str, Any]:
+    """A verdict: characters [start, end) of the context answer the question; None = it does not say. `title` names the
+    context's text. `said` is what the model said: its answer, with the start and end in the context."""
+    answers = {"text": [], "answer_start": []}
+    if span:
+        answers = {"text": [context[slice(*span)]], "answer_start": [span[0]]}
+    row = {"question": question, "title": title, "context": context, "answers": answers, "is_impossible": not span}
+    if said:
+        row |= {"said": said, "right": said["answer"] == "" if span is None else (said["start"], said["end"]) == span}
+    return row | {"time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+class Verdicts:
+    """The rows of a file of JSON lines, by id, in their order. A row is on disk when `add` returns.
+
+    What a process that was killed has left of a line, which it did not call saved, is removed. Raises InputError: the
+    file cannot be written, holds something else, or another process adds to it.
+    """
+
+    def __init__(self, path: Path):
+        check_output("--output", path)
+        self.path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._change = threading.Lock()
+        self._alone = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+        with as_input_error(f"--output {path}: cannot be written", "name another file"):
+            try:
+                self._alone.acquire()
+            except Timeout:
+                raise InputError(
+                    f"--output {path}: another `swep-ds serve` adds to it: stop that one, or name another file"
+                ) from None
+            self._file = path.open("ab", buffering=0)
+            self._read()
+
+    def _read(self) -> None:
+        content = self.path.read_bytes()
+        whole = content.rpartition(b"\n")[0]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                row = json.loads(line)
+                self.rows[row["id"]] = row
+            except (ValueError, KeyError, TypeError):
+                row = {}
+            if not row.keys() >= KEYS:
+                raise InputError(
+                    f"--output {self.path}: line {number} is no verdict: name a new file, or one of `swep-ds serve`"
+                )
+        if content and not content.endswith(b"\n"):
+            log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
+            os.ftruncate(self._file.fileno(), len(whole) + bool(whole))
+
+    def add(self, row: dict[str, Any], asked: str | None = None) -> str:
+        """Saves a row of `row_of`, and returns its id, which begins with that of the question that was `asked`, if it
+        has one. Raises InputError: it cannot be written; nothing of it is."""
+        with self._change, as_input_error(f"{self.path}: the verdict is not saved", "make room there"):
+            id_ = secrets.token_hex(8) if asked is None else asked
+            if id_ in self.rows:  # of another person
+                id_ = f"{id_} {secrets.token_hex(8)}"
+            row = {"id": id_, **row}
+            line = f"{json.dumps(row, ensure_ascii=False)}\n".encode()
+            descriptor = self._file.fileno()
+            size = os.fstat(descriptor).st_size
+            try:
+                written = self._file.write(line)
+                if written < len(line):
+                    raise OSError(f"the disk took {written} of {len(line)} bytes")
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
+            self.rows[id_] = row
+        return id_
+
+    def undo(self, id_: str) -> None:
+        """Removes a row. Raises InputError: there is none with this id, or the file cannot be written."""
+        with self._change, as_input_error(f"{self.path}: the verdict is not removed", "make room there"):
+            if id_ not in self.rows:
+                raise InputError("this verdict was removed before")
+            rows = {key: row for key, row in self.rows.items() if key != id_}
+            write_atomically(self.path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
+            self._file.close()
+            self._file = self.path.open("ab", buffering=0)
+            self.rows = rows
