@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PATH = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe"]
-START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+START = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+)
 WAITS = 120  # s; a busy machine may take ten times as long
 KEYS = {"Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
 SHIFT = 8
@@ -80,6 +84,12 @@ class Browser:
             assert time.monotonic() < until, f"never true: {script}; {self.run('document.body.innerText')}"
             time.sleep(0.02)
 
+    def open(self, address: str) -> None:
+        """Loads a page anew, and with it what it says."""
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete'")
+
     def press(self, key: str, modifiers: int = 0) -> None:
         known = {"key": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers}
         known |= {"text": "\r"} if key == "Enter" else {}
@@ -88,3 +98,13 @@ class Browser:
 
     def mouse(self, kind: str, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Browser]:
+    """A browser with its profile in a folder; it ends with all of its processes."""
+    browser = Browser(folder)
+    try:
+        yield browser
+    finally:
+        browser.close()
