@@ -235,7 +235,7 @@ async function find(part, opens) {
       return;
     }
     const entries = passages.map(passage => ({name: passage.text, start: passage.start,
-      parts: [place(passage).join(" · "), passage.passage.trim()].filter(Boolean)}));
+      parts: [place(passage).join(" · "), passage.passage.trim().slice(0, 300)].filter(Boolean)}));
     showList("Passages found for the question", entries, entries.length ? "" : "The search finds none.");
     if (opens && entries.length) byId("list").querySelector("button").click();
     else if (opens) byId("part").focus();
