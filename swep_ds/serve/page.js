@@ -2,6 +2,7 @@
 // Texts, questions and names of files are anybody's: they become text nodes and values, never HTML.
 
 const ANSWERS = 4; // that are asked for, the best one among them
+const NEAR = 60; // UTF-16 units between an answer and another paragraph that is quoted with it
 const PAUSE = 200; // milliseconds without a key before names are searched
 const NOWHERE = {text: null, start: null, end: null, version: null};
 const byId = id => document.getElementById(id);
@@ -54,9 +55,7 @@ function count(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-function showCount(verdicts) {
-  byId("count").textContent = `${count(verdicts, "verdict")} in ${state.output}.`;
-}
+const showCount = verdicts => (byId("count").textContent = `${count(verdicts, "verdict")} in ${state.output}.`);
 
 // --- Verdicts ---
 
@@ -110,11 +109,15 @@ function verdictLine(...buttons) {
 
 // --- Asking ---
 
+/** The paragraph of an answer, and those beside it if the answer is near them. */
 function quoted(answer) {
   const {passage, passage_start: first} = answer;
   const [start, end] = [answer.start, answer.end].map(place => toUnits(passage, place - first));
-  const marked = make("mark", {}, passage.slice(start, end));
-  return make("blockquote", {dir: "auto"}, passage.slice(0, start), marked, passage.slice(end));
+  const from = passage.lastIndexOf("\n\n", Math.max(start - NEAR, 0)) + 1;
+  const until = passage.indexOf("\n\n", end + NEAR);
+  const before = (from || !first ? "" : "… ") + passage.slice(from, start).trimStart();
+  const after = passage.slice(end, until < 0 ? passage.length : until).trimEnd();
+  return make("blockquote", {dir: "auto"}, before, make("mark", {}, passage.slice(start, end)), after);
 }
 
 function place(answer) {
@@ -274,9 +277,8 @@ function over(title, {question, said, line, answer, selected}) {
 async function judge(span) {
   const {question, asked, said, saved} = task;
   const {name, version, text} = open;
-  const [start, end] = span ? [span.start, span.end].map(units => toPoints(text, units)) : [];
-  const where = span ? {text: name, start, end, version} : NOWHERE;
-  const verdict = {question, asked, ...where, said};
+  const where = span && {text: name, version, start: toPoints(text, span.start), end: toPoints(text, span.end)};
+  const verdict = {question, asked, ...(where || NOWHERE), said};
   const reply = await change("POST", "verdicts", verdict, byId("saving"), byId("viewer-fault"));
   if (reply) saved(reply, span && span.words);
 }
