@@ -126,9 +126,10 @@ def build(session: Session) -> FastAPI:
     @app.get("/next")
     def next_question(skip: Annotated[list[str], Query()] = ()) -> dict[str, Any]:
         """The next question to label; those to skip come last, and `asked` is null after the last one."""
-        labelled = {row["asked"] for row in list(loaded().verdicts.rows.values())}
-        example = labels().next(labelled, skip)
-        counts = {"labelled": len(labelled), "of": len(session.labels)}
+        questions = labels()
+        labelled = {row["asked"] for row in list(session.verdicts.rows.values())}
+        example = questions.next(labelled, skip)
+        counts = {"labelled": len(labelled), "of": len(questions)}
         if example is None:
             return counts | {"asked": None, "question": None, "context": None}
         context = None if session.texts else example.context
@@ -159,7 +160,7 @@ def _add_errors(app: FastAPI) -> None:
     def invalid(_: Request, error: RequestValidationError) -> Json:  # without the input, which may be large
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
-        return sentence(422, f"{field or 'request'}: {first['msg'][:200]}")
+        return sentence(422, f"{field or 'request'}: {first['msg'].removeprefix('Value error, ')[:200]}")
 
     def fault(_: Request, error: Exception) -> Json:
         return sentence(500, f"the server failed ({reason(error)}): its terminal says more")

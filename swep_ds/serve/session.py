@@ -91,7 +91,7 @@ class Session:
         found = self.shown.found(question)
         if not found:
             raise InputError("no text shares a word with the question: ask it in words of the texts")
-        return found[0]["text"], found[0]["passage"], found[0]["passage_start"]
+        return found[0]["text"], found[0]["passage"], found[0]["start"]
 
 
 def _said(said: Said | None, name: str, context: str, first: int) -> dict[str, Any] | None:

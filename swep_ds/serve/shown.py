@@ -8,6 +8,7 @@ from swep_ds.texts.documents import Document
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex, text_checksum
 from swep_ds.texts.pairs import Searched
+from swep_ds.texts.passages import Passage, joined
 
 QUOTED = 400  # characters before and after an answer
 FOUND = 10  # passages that a search shows
@@ -59,11 +60,19 @@ class ShownTexts:
         return shown | quoted
 
     def found(self, question: str) -> list[dict[str, Any]]:
-        """The best passages for a question, without a model."""
+        """The best passages for a question, without a model, best first; those that touch as one."""
+        best = self.index.best(question, FOUND)
+        pieces = joined(best)
+        ranked: list[Passage] = []
+        for passage in best:
+            [piece] = [each for each in pieces if each.name == passage.name and each.begin <= passage.begin < each.end]
+            if piece not in ranked:
+                ranked.append(piece)
         found = []
-        for piece, text in self.index.pieces(question, FOUND):
-            place = {"end": piece.end, "passage": text, "passage_start": piece.begin}
-            found.append(self.quoted(piece.name, piece.begin, piece.begin) | place)
+        for name, begin, end in ranked:
+            document, version = self.document(name)
+            shown = {"text": name, "start": begin, "end": end, "version": version, "page": document.page(begin)}
+            found.append(shown | {"heading": document.heading(begin), "passage": document.text[begin:end]})
         return found
 
     def context(self, name: str, version: str | None, start: int, end: int) -> tuple[str, int]:

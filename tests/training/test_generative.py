@@ -13,6 +13,7 @@ from transformers import Adafactor, AutoModelForSeq2SeqLM, AutoTokenizer
 from swep_ds.data.batches import IGNORED
 from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from tests.support.engine_runs import train_runs, weights
 from tests.support.tiny_run import ds_config, losses, make_runs, metrics, prepare
@@ -82,7 +83,8 @@ def test_split_and_joint_execution_stages_and_world_sizes_agree_and_autocast_is_
         assert {key: first[key] for key in expected} == pytest.approx(expected, rel=1e-4)
     autocast = losses(finished["autocast", 1])
     assert autocast == pytest.approx(losses(finished["tied", 1]), rel=0.02)
-    assert autocast != pytest.approx(losses(finished["tied", 1]), rel=1e-5)
+    in_float32 = accelerator.emulates(torch.bfloat16)  # a processor without instructions for it
+    assert (autocast == pytest.approx(losses(finished["tied", 1]), rel=1e-5)) == in_float32
 
 
 def test_an_output_layer_of_its_own_is_trained_and_exported(finished, folder):
