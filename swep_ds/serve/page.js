@@ -2,7 +2,7 @@
 // Texts, questions and names of files are anybody's: they become text nodes and values, never HTML.
 
 const ANSWERS = 4; // that are asked for, the best one among them
-const NEAR = 60; // UTF-16 units between an answer and another paragraph that is quoted with it
+const SHORT = 80; // UTF-16 units of a paragraph that says too little about an answer
 const PAUSE = 200; // milliseconds without a key before names are searched
 const NOWHERE = {text: null, start: null, end: null, version: null};
 const byId = id => document.getElementById(id);
@@ -109,15 +109,16 @@ function verdictLine(...buttons) {
 
 // --- Asking ---
 
-/** The paragraph of an answer, and those beside it if the answer is near them. */
+/** An answer in its paragraph, or in all of its passage if the paragraph is short. */
 function quoted(answer) {
   const {passage, passage_start: first} = answer;
   const [start, end] = [answer.start, answer.end].map(place => toUnits(passage, place - first));
-  const from = passage.lastIndexOf("\n\n", Math.max(start - NEAR, 0)) + 1;
-  const until = passage.indexOf("\n\n", end + NEAR);
+  let from = passage.lastIndexOf("\n\n", start) + 1;
+  let until = (passage + "\n\n").indexOf("\n\n", end);
+  if (until - from < SHORT) [from, until] = [0, passage.length];
   const before = (from || !first ? "" : "… ") + passage.slice(from, start).trimStart();
-  const after = passage.slice(end, until < 0 ? passage.length : until).trimEnd();
-  return make("blockquote", {dir: "auto"}, before, make("mark", {}, passage.slice(start, end)), after);
+  const marked = make("mark", {}, passage.slice(start, end));
+  return make("blockquote", {dir: "auto"}, before, marked, passage.slice(end, until).trimEnd());
 }
 
 function place(answer) {
@@ -179,7 +180,7 @@ function show(name, version, text, start, end) {
   const above = area.scrollHeight;
   area.value = value;
   area.setSelectionRange(start, end);
-  area.focus({preventScroll: true});
+  area.focus();
   area.scrollTop = above > area.clientHeight ? above - area.clientHeight / 2 : 0;
   showMarked();
 }

@@ -31,7 +31,7 @@ HOSTILE = '<img src=x onerror="window.ran = 1">'
 VISITORS, HISTORY, ATTACK, LONG = "visitors.txt", "history.txt", f"{HOSTILE}.txt", f"{'a-name-that-is-long-' * 9}.txt"
 TEXTS = {
     VISITORS: "The entrance fee is £12.50 a day.\r\n\r\nTram 4 stops at the gate of the museum.\r\n",
-    HISTORY: f"🏛️👩‍🚀 The museum was founded in 1852 by \n  Agnes Palder of Elbing  \nand grew.{' It grew.' * 3000}",
+    HISTORY: f"🏛️👩‍🚀\r\nThe museum was founded in 1852 by \n  Agnes Palder of Elbing  \nand grew.{' It grew.' * 3000}",
     ATTACK: f"The façade</textarea><script>window.ran = 1</script> was painted by {HOSTILE}.",
     LONG: "متى تأسس المتحف؟ تأسس المتحف عام 1852.",
 }
@@ -197,7 +197,7 @@ def test_a_declined_question_is_answered_with_the_mouse(window):
     window.wait("document.activeElement.value?.includes('Agnes')")
     left, top, right = window.run("(({left, top, right}) => [left, top, right])(text.getBoundingClientRect())")
     for kind, x in (("mousePressed", left + 18), ("mouseMoved", right - 30), ("mouseReleased", right - 30)):
-        window.mouse(kind, x, top + 0.8 * 16 + 1.5 * 1.6 * 16)  # the second line
+        window.mouse(kind, x, top + 0.8 * 16 + 2.5 * 1.6 * 16)  # the third line
     window.click("These words are the answer")
     window.wait(UNDO)
     assert window.rows()[-1]["answers"]["text"] == ["Agnes Palder of Elbing"]  # without the blanks around it
