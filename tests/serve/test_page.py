@@ -23,7 +23,7 @@ from swep_ds.serve.shown import ShownTexts
 from swep_ds.serve.verdicts import Verdicts
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
-from tests.support.browser import PATH, SHIFT, Browser
+from tests.support.browser import PATH, SHIFT, WAITS, Browser
 from tests.support.report_runs import contrast
 
 pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium is installed")
@@ -112,7 +112,7 @@ class Window(Browser):
 
 @contextmanager
 def served(session: Session) -> Iterator[tuple[Session, str]]:
-    server = uvicorn.Server(uvicorn.Config(build(session), port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(build(session), port=0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -217,7 +217,7 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
         window.wait(f"document.getElementById('viewer-fault').innerText.endsWith({said!r})")
     window.check()
     assert (window.text("#marked"), window.rows()) == ("Marked: “Agnes Palder”", before)
-    monkeypatch.setattr(verdicts, "add", lambda *row: goes_on.wait() and add(*row))
+    monkeypatch.setattr(verdicts, "add", lambda *row: goes_on.wait(WAITS) and add(*row))
     window.click("These words")
     window.wait("document.getElementById('saving').innerText")
     assert "Saved" not in window.text("body")
