@@ -20,9 +20,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-function button(label, press, className = "") {
-  return make("button", {type: "button", className, onclick: press}, label);
-}
+const button = (label, onclick, className = "") => make("button", {type: "button", className, onclick}, label);
 
 /** The reply to a request. Throws an `Error` whose message is a sentence. */
 async function call(method, path, content) {
@@ -39,7 +37,12 @@ async function call(method, path, content) {
   throw new Error(detail.endsWith(".") ? detail : `${detail}.`);
 }
 
-const fail = sentence => (byId("fault").textContent = sentence);
+
+/** Says a sentence, once: a screen reader would read it out each time. */
+function say(id, sentence) {
+  if (byId(id).textContent !== sentence) byId(id).textContent = sentence;
+}
+
 const query = pairs => new URLSearchParams(pairs).toString();
 // The server counts code points, a browser UTF-16 units, of which an emoji has two.
 const toPoints = (text, units) => Array.from(text.slice(0, units)).length;
@@ -150,7 +153,7 @@ async function ask(event) {
   if (!question) return;
   const mine = ++turn;
   byId("reading").textContent = "Reading the texts …";
-  fail("");
+  say("fault", "");
   try {
     const reply = await call("POST", "answer", {question, n_best: Math.min(ANSWERS, state.most)});
     if (mine !== turn) return;
@@ -162,7 +165,7 @@ async function ask(event) {
   } catch (error) {
     if (mine !== turn) return;
     byId("answers").replaceChildren();
-    fail(error.message);
+    say("fault", error.message);
   }
   byId("reading").textContent = "";
 }
@@ -265,7 +268,7 @@ function prepare(title, next) {
 /** The viewer over the page, at an answer if there is one, with its words selected or only in sight. */
 function over(title, {question, said, line, answer, selected}) {
   const saved = (reply, words) => {
-    byId("over").close();
+    if (task.said === said) byId("over").close();
     line.saved(reply.id, words ? `the right words are “${words}”.` : "the texts do not say.");
   };
   prepare(title, {question, asked: null, said, saved});
@@ -308,7 +311,7 @@ function showScores({labelled, least, questions, exact_match: exact, f1}) {
 }
 
 async function nextQuestion() {
-  fail("");
+  say("fault", "");
   try {
     const {asked, question, context, of} = await call("GET", `next?${query(skipped.map(id => ["skip", id]))}`);
     if (!byId("labelled").textContent) showScores(await call("GET", "scores"));
@@ -316,17 +319,14 @@ async function nextQuestion() {
     byId("viewer").hidden = asked === null;
     byId("revealed").replaceChildren();
     byId("task-question").textContent = question ?? `All ${count(of, "question")} are labelled`;
-    if (asked === null) {
-      byId("task-question").focus();
-      return;
-    }
+    if (asked === null) return byId("task-question").focus();
     prepare("", {question, asked, said: null, saved: reveal});
     byId("choice").hidden = context !== null;
     byId("silent").textContent = context === null ? "The texts do not say" : "The text does not say";
     if (context === null) find("", true);
     else show(null, null, context, 0, 0);
   } catch (error) {
-    fail(error.message);
+    say("fault", error.message);
   }
 }
 
@@ -367,12 +367,11 @@ async function start() {
   while (!state.ready) {
     try {
       state = await call("GET", "state");
-      fail(state.error ?? "");
-      const doing = state.ready || state.error ? "" : state.doing || "Loading …";
-      if (byId("loading").textContent !== doing) byId("loading").textContent = doing;
+      say("fault", state.error ?? "");
+      say("loading", state.ready || state.error ? "" : state.doing || "Loading …");
       if (state.error) return;
     } catch (error) {
-      fail(error.message);
+      say("fault", error.message);
     }
     if (!state.ready) await new Promise(done => setTimeout(done, 1000));
   }
@@ -402,6 +401,7 @@ document.addEventListener("selectionchange", showMarked);
 byId("mark").addEventListener("click", () => judge(marked()));
 byId("silent").addEventListener("click", () => judge(null));
 byId("skip").addEventListener("click", () => {
+  if (changing) return; // the verdict on this question is on its way
   skipped.push(task.asked);
   nextQuestion();
 });

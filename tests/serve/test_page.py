@@ -238,8 +238,9 @@ def test_a_label_shows_what_the_model_said_and_moves_the_scores(window):
     for number in range(1, len(YEARS) + 1):
         window.wait("document.activeElement.value")
         assert "25\xa0%" not in window.run("document.documentElement.outerHTML")
-        if number == 2:  # it comes back as the last one
+        if number == 2:
             window.check()
+        for _ in range({2: 1, 14: 3}.get(number, 0)):  # who skips all that are left begins anew
             skipped = window.text("#task-question")
             window.click("Skip")
             window.wait(f"document.getElementById('task-question').innerText !== {skipped!r}")
@@ -254,7 +255,6 @@ def test_a_label_shows_what_the_model_said_and_moves_the_scores(window):
     window.wait("document.activeElement.innerText === 'All 15 questions are labelled'")
     window.check()
     assert re.match(r"Exact match\s+0.0 % \(0.0 to [\d.]+\)\s+F1\s+0.0 %", window.text("#intervals"))
-    rows = window.rows("label")
-    assert rows[-1]["question"] == skipped
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(window.rows("label"), 1):
         assert row["answers"]["text"] == ([row["asked"].removeprefix("q")] if number % 2 else [])
+    assert row["question"] == skipped
