@@ -9,11 +9,13 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.common.errors import InputError
 from swep_ds.evaluation.spans import Answer
 from swep_ds.serve.shown import Changed, ShownTexts
 from swep_ds.texts.answerer import QUESTIONS_OF_TEXTS_AT_A_TIME, TextsAnswerer
 
 LOOK_EVERY = 10  # seconds between two looks at the whole folder, which take a file system call for each text
+KEPT = 10_000  # replies, to questions that are asked again
 TRIES = 3  # of questions whose texts change between the answer and its quotation
 
 
@@ -31,6 +33,7 @@ class Asking:
         self._asks = asks
         self._shown = shown
         self._waiting: SimpleQueue[_Asked] = SimpleQueue()
+        self._known: dict[str, tuple[int, dict[str, Any]]] = {}  # by question the n_best and the reply
         self._looked = time.monotonic()
         Thread(target=self._run, daemon=True).start()
 
@@ -53,9 +56,13 @@ class Asking:
         n_best = max((asked.n_best for asked in together), default=1)
         try:
             if time.monotonic() - self._looked > LOOK_EVERY:
-                self._asks.index.refresh()
-                self._looked = time.monotonic()
-            replies = dict(zip(questions, self._replies(questions, n_best), strict=True))
+                self._refresh()
+            new = [question for question in questions if not self._is_known(question, n_best)]
+            for question, reply in zip(new, self._replies(new, n_best), strict=True):
+                self._known[question] = (n_best, reply)
+            replies = {question: self._known[question][1] for question in questions}
+            if len(self._known) > KEPT:
+                self._known.clear()
         except Exception as error:  # which goes to those who asked; the thread goes on
             if len(questions) > 1:  # the fault of one of them
                 for question in questions:
@@ -79,11 +86,29 @@ class Asking:
                 except Changed:
                     if not left:
                         raise
-                    self._asks.index.refresh()
+                    self._refresh()
                     [replies] = self._asks.answer([question], n_best + 1)
             others = [other for other in others if other["answer"]]
             said = {"confidence": replies[0].confidence, "declined": self._declined(replies[0])}
             yield {"question": question, **best, **said, "others": others}
+
+    def _refresh(self) -> None:
+        """Indexes what has changed in the folder."""
+        former = self._asks.index.checksum
+        self._asks.index.refresh()
+        self._looked = time.monotonic()
+        if self._asks.index.checksum != former:
+            self._known.clear()
+
+    def _is_known(self, question: str, n_best: int) -> bool:
+        """Whether its reply is kept, and the text of the best answer is what it was."""
+        count, reply = self._known.get(question, (0, {}))
+        if count < n_best:
+            return False
+        try:
+            return reply["text"] is None or bool(self._shown.document(reply["text"], reply["version"]))
+        except InputError:
+            return False
 
     def _declined(self, best: Answer) -> str | None:
         """Why a question is declined, if it is."""

@@ -35,7 +35,7 @@ def example(monkeypatch):
 
 
 def test_there_are_no_others():
-    tested = {"trainer.py", "plain_loop.py", "own_method.py", "own_data.py", "serve.py"}
+    tested = {"trainer.py", "plain_loop.py", "own_method.py", "own_data.py"}
     assert {file.name for file in EXAMPLES.glob("*.py")} == tested
 
 
