@@ -88,7 +88,7 @@ async def load(client: httpx.AsyncClient, questions: list[str], clients: int) ->
 
 
 def cpu_seconds(process: Popen) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

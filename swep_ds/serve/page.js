@@ -29,14 +29,13 @@ async function call(method, path, content) {
   try {
     response = await fetch(path, {method, headers, body: content && JSON.stringify(content)});
   } catch {
-    throw new Error("The server cannot be reached.");
+    throw new Error("The server cannot be reached.", {cause: "lost"}); // it may have done what it was asked to
   }
   const reply = await response.json().catch(() => null);
   if (response.ok && reply !== null) return reply;
   const detail = reply?.detail ?? `The server failed with status ${response.status}`;
   throw new Error(detail.endsWith(".") ? detail : `${detail}.`);
 }
-
 
 /** Says a sentence, once: a screen reader would read it out each time. */
 function say(id, sentence) {
@@ -77,7 +76,8 @@ async function change(method, path, verdict, status, fault) {
     return reply;
   } catch (error) {
     status.textContent = said;
-    fault.textContent = `${error.message} ${method === "POST" ? "Nothing was saved." : "The verdict is still there."}`;
+    const refused = method === "POST" ? "Nothing was saved." : "The verdict is still there.";
+    fault.textContent = `${error.message} ${error.cause ? "Nothing may be saved." : refused}`;
     return null;
   } finally {
     changing = false;
