@@ -77,7 +77,7 @@ async function change(method, path, verdict, status, fault) {
   } catch (error) {
     status.textContent = said;
     const refused = method === "POST" ? "Nothing was saved." : "The verdict is still there.";
-    fault.textContent = `${error.message} ${error.cause ? "Nothing may be saved." : refused}`;
+    fault.textContent = `${error.message} ${error.cause ? "It may not be saved." : refused}`;
     return null;
   } finally {
     changing = false;

@@ -211,7 +211,7 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
     window.call("Input.insertText", text="typed")  # into a text that cannot be changed
     add = verdicts.add
     monkeypatch.setattr(verdicts, "add", Mock(side_effect=InputError("no space: make room there")))
-    for offline, said in ((True, "cannot be reached. Nothing was saved."), (False, "there. Nothing was saved.")):
+    for offline, said in ((True, "cannot be reached. It may not be saved."), (False, "there. Nothing was saved.")):
         window.call("Network.setBlockedURLs", urls=["*"] * offline)
         window.click("These words")
         window.wait(f"document.getElementById('viewer-fault').innerText.endsWith({said!r})")
