@@ -16,6 +16,7 @@ from swep_ds.common.files import check_output, write_atomically
 
 log = logging.getLogger(__name__)
 KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # of every row
+BEGIN = b'{"id": "'  # of every line
 
 
 def row_of(question: str, title: str, context: str, span: tuple[int, int] | None, said: dict | None) -> dict[str, Any]:
@@ -54,9 +55,10 @@ class Verdicts:
             self._read()
 
     def _read(self) -> None:
-        content = self.path.read_bytes()
-        whole = content.rpartition(b"\n")[0]
-        for number, line in enumerate(whole.splitlines(), 1):
+        *lines, torn = self.path.read_bytes().split(b"\n")
+        if not torn.startswith(BEGIN[: len(torn)]):  # a file of something else, which stays as it is
+            lines.append(torn)
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 self.rows[row["id"]] = row
@@ -66,9 +68,9 @@ class Verdicts:
                 raise InputError(
                     f"--output {self.path}: line {number} is no verdict: name a new file, or one of `swep-ds serve`"
                 )
-        if content and not content.endswith(b"\n"):
+        if torn:
             log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
-            os.ftruncate(self._file.fileno(), len(whole) + bool(whole))
+            os.truncate(self.path, self.path.stat().st_size - len(torn))
 
     def add(self, row: dict[str, Any], asked: str | None = None) -> str:
         """Saves a row of `row_of`, and returns its id, which begins with that of the question that was `asked`, if it
