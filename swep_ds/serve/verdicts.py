@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, write_atomically
+from swep_ds.data.answers import is_blank
 
 log = logging.getLogger(__name__)
 KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # of every row
@@ -21,10 +22,14 @@ BEGIN = b'{"id": "'  # of every line
 
 def row_of(question: str, title: str, context: str, span: tuple[int, int] | None, said: dict | None) -> dict[str, Any]:
     """A verdict: characters [start, end) of the context answer the question; None = it does not say. `title` names the
-    context's text. `said` is what the model said: its answer, with the start and end in the context."""
+    context's text. `said` is what the model said: its answer, with the start and end in the context. Raises InputError:
+    the context has no words there."""
     answers = {"text": [], "answer_start": []}
     if span:
-        answers = {"text": [context[slice(*span)]], "answer_start": [span[0]]}
+        start, end = span
+        if end > len(context) or is_blank(context[start:end]):
+            raise InputError(f"characters {start} to {end}: the text has no words there: mark words of it")
+        answers = {"text": [context[start:end]], "answer_start": [start]}
     row = {"question": question, "title": title, "context": context, "answers": answers, "is_impossible": not span}
     if said:
         row |= {"said": said, "right": said["answer"] == "" if span is None else (said["start"], said["end"]) == span}

@@ -1,4 +1,4 @@
-"""The file of verdicts and its exports, read back as training data; writers that are killed, and a disk that is full."""
+"""The file of verdicts and its exports, read back as training data; writers that are killed, and full disks."""
 
 import json
 import re
