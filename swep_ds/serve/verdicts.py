@@ -85,7 +85,7 @@ class Verdicts:
             if id_ in self.rows:  # of another person
                 id_ = f"{id_} {secrets.token_hex(8)}"
             row = {"id": id_, **row}
-            line = f"{json.dumps(row, ensure_ascii=False)}\n".encode()
+            line = _line(row)
             descriptor = self._file.fileno()
             size = os.fstat(descriptor).st_size
             try:
@@ -105,7 +105,12 @@ class Verdicts:
             if id_ not in self.rows:
                 raise InputError("this verdict was removed before")
             rows = {key: row for key, row in self.rows.items() if key != id_}
-            write_atomically(self.path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
+            write_atomically(self.path, b"".join(map(_line, rows.values())))
             self._file.close()
             self._file = self.path.open("ab", buffering=0)
             self.rows = rows
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """JSON, where bytes of a file's name that are no characters are escapes."""
+    return f"{json.dumps(row, ensure_ascii=False)}\n".encode(errors="backslashreplace")
