@@ -146,7 +146,7 @@ def build(session: Session) -> FastAPI:
         """All verdicts: squad.json, pairs.csv or label-studio.json."""
         if name not in EXPORTS:
             raise HTTPException(404, f"{name}: is none of {', '.join(EXPORTS)}")
-        content = EXPORTS[name](list(session.verdicts.rows.values())).encode(errors="surrogateescape")
+        content = EXPORTS[name](list(session.verdicts.rows.values())).encode(errors="backslashreplace")
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
@@ -162,8 +162,8 @@ def _add_errors(app: FastAPI) -> None:
         field = ".".join(str(part) for part in first["loc"][1:])
         return sentence(422, f"{field or 'request'}: {first['msg'].removeprefix('Value error, ')[:200]}")
 
-    def fault(_: Request, error: Exception) -> Json:
-        return sentence(500, f"the server failed ({reason(error)}): its terminal says more")
+    def fault(_: Request, error: Exception) -> Json:  # which no middleware sees
+        return Json({"detail": f"the server failed ({reason(error)}): its terminal says more"}, 500, HEADERS)
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Changed, lambda _, error: sentence(409, str(error)))

@@ -34,6 +34,7 @@ class Asking:
         self._shown = shown
         self._waiting: SimpleQueue[_Asked] = SimpleQueue()
         self._known: dict[str, tuple[int, dict[str, Any]]] = {}  # by question the n_best and the reply
+        self._known_of = asks.index.checksum
         self._looked = time.monotonic()
         Thread(target=self._run, daemon=True).start()
 
@@ -57,10 +58,11 @@ class Asking:
         try:
             if time.monotonic() - self._looked > LOOK_EVERY:
                 self._refresh()
-            new = [question for question in questions if not self._is_known(question, n_best)]
+            replies = {question: self._known[question][1] for question in questions if self._is_known(question, n_best)}
+            new = [question for question in questions if question not in replies]
             for question, reply in zip(new, self._replies(new, n_best), strict=True):
+                replies[question] = reply
                 self._known[question] = (n_best, reply)
-            replies = {question: self._known[question][1] for question in questions}
             if len(self._known) > KEPT:
                 self._known.clear()
         except Exception as error:  # which goes to those who asked; the thread goes on
@@ -77,8 +79,10 @@ class Asking:
 
     def _replies(self, questions: list[str], n_best: int) -> Iterator[dict[str, Any]]:
         """Raises InputError: a question cannot be asked; Changed: a text changes all the time."""
-        # one more, as no answer may be among them
-        for question, replies in zip(questions, self._asks.answer(questions, n_best + 1), strict=True):
+        count = n_best
+        if not self._answerer.generative:  # which gives one
+            count += 1  # as no answer may be among them
+        for question, replies in zip(questions, self._asks.answer(questions, count), strict=True):
             for left in reversed(range(TRIES)):
                 try:
                     best, *others = map(self._shown.reply, replies)
@@ -87,28 +91,31 @@ class Asking:
                     if not left:
                         raise
                     self._refresh()
-                    [replies] = self._asks.answer([question], n_best + 1)
+                    [replies] = self._asks.answer([question], count)
             others = [other for other in others if other["answer"]]
             said = {"confidence": replies[0].confidence, "declined": self._declined(replies[0])}
             yield {"question": question, **best, **said, "others": others}
 
     def _refresh(self) -> None:
         """Indexes what has changed in the folder."""
-        former = self._asks.index.checksum
         self._asks.index.refresh()
         self._looked = time.monotonic()
-        if self._asks.index.checksum != former:
+        if self._asks.index.checksum != self._known_of:
             self._known.clear()
+            self._known_of = self._asks.index.checksum
 
     def _is_known(self, question: str, n_best: int) -> bool:
-        """Whether its reply is kept, and the text of the best answer is what it was."""
+        """Whether its reply is kept, and the texts that it quotes are what they were."""
         count, reply = self._known.get(question, (0, {}))
         if count < n_best:
             return False
         try:
-            return reply["text"] is None or bool(self._shown.document(reply["text"], reply["version"]))
+            for place in (reply, *reply["others"]):
+                if place["text"] is not None:
+                    self._shown.document(place["text"], place["version"])
         except InputError:
             return False
+        return True
 
     def _declined(self, best: Answer) -> str | None:
         """Why a question is declined, if it is."""

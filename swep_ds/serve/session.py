@@ -86,7 +86,7 @@ class Session:
         if verdict.start is not None:
             return verdict.text, *self.shown.context(verdict.text, verdict.version, verdict.start, verdict.end)
         said = verdict.said
-        if said and said.start is not None:  # of what misled the model it learns most
+        if said and None not in (said.start, said.end):  # of what misled the model it learns most
             return said.text, *self.shown.context(said.text, said.version, said.start, said.end)
         found = self.shown.found(question)
         if not found:

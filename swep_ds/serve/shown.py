@@ -77,11 +77,12 @@ class ShownTexts:
 
     def context(self, name: str, version: str | None, start: int, end: int) -> tuple[str, int]:
         """What a reader is given of a text at characters [start, end), as in training on `data.texts`, and where that
-        begins. Raises as `document`; or InputError: the text is shorter."""
+        begins. Raises as `document`; or InputError: the text is shorter, or has no words."""
         text = self.document(name, version)[0].text
-        if end > len(text):
-            raise InputError(f"characters {start} to {end}: {name} has {len(text)}: mark words of it")
-        first, last = Searched(text).around(start, end)
+        searched = Searched(text)
+        if end > len(text) or not searched.begins:
+            raise InputError(f"characters {start} to {end}: {name} has no words there: mark words of it")
+        first, last = searched.around(start, end)
         return text[first:last], first
 
 

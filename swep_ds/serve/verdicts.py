@@ -13,17 +13,23 @@ from filelock import FileLock, Timeout
 
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, write_atomically
+from swep_ds.data.answers import is_blank
 
 log = logging.getLogger(__name__)
 KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # of every row
+BEGIN = b'{"id": "'  # of every line
 
 
 def row_of(question: str, title: str, context: str, span: tuple[int, int] | None, said: dict | None) -> dict[str, Any]:
     """A verdict: characters [start, end) of the context answer the question; None = it does not say. `title` names the
-    context's text. `said` is what the model said: its answer, with the start and end in the context."""
+    context's text. `said` is what the model said: its answer, with the start and end in the context. Raises InputError:
+    the context has no words there."""
     answers = {"text": [], "answer_start": []}
     if span:
-        answers = {"text": [context[slice(*span)]], "answer_start": [span[0]]}
+        start, end = span
+        if end > len(context) or is_blank(context[start:end]):
+            raise InputError(f"characters {start} to {end}: the text has no words there: mark words of it")
+        answers = {"text": [context[start:end]], "answer_start": [start]}
     row = {"question": question, "title": title, "context": context, "answers": answers, "is_impossible": not span}
     if said:
         row |= {"said": said, "right": said["answer"] == "" if span is None else (said["start"], said["end"]) == span}
@@ -54,9 +60,10 @@ class Verdicts:
             self._read()
 
     def _read(self) -> None:
-        content = self.path.read_bytes()
-        whole = content.rpartition(b"\n")[0]
-        for number, line in enumerate(whole.splitlines(), 1):
+        *lines, torn = self.path.read_bytes().split(b"\n")
+        if not torn.startswith(BEGIN[: len(torn)]):  # a file of something else, which stays as it is
+            lines.append(torn)
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 self.rows[row["id"]] = row
@@ -66,9 +73,9 @@ class Verdicts:
                 raise InputError(
                     f"--output {self.path}: line {number} is no verdict: name a new file, or one of `swep-ds serve`"
                 )
-        if content and not content.endswith(b"\n"):
+        if torn:
             log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
-            os.ftruncate(self._file.fileno(), len(whole) + bool(whole))
+            os.truncate(self.path, self.path.stat().st_size - len(torn))
 
     def add(self, row: dict[str, Any], asked: str | None = None) -> str:
         """Saves a row of `row_of`, and returns its id, which begins with that of the question that was `asked`, if it
@@ -78,7 +85,7 @@ class Verdicts:
             if id_ in self.rows:  # of another person
                 id_ = f"{id_} {secrets.token_hex(8)}"
             row = {"id": id_, **row}
-            line = f"{json.dumps(row, ensure_ascii=False)}\n".encode()
+            line = _line(row)
             descriptor = self._file.fileno()
             size = os.fstat(descriptor).st_size
             try:
@@ -98,7 +105,12 @@ class Verdicts:
             if id_ not in self.rows:
                 raise InputError("this verdict was removed before")
             rows = {key: row for key, row in self.rows.items() if key != id_}
-            write_atomically(self.path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
+            write_atomically(self.path, b"".join(map(_line, rows.values())))
             self._file.close()
             self._file = self.path.open("ab", buffering=0)
             self.rows = rows
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """JSON, where bytes of a file's name that are no characters are escapes."""
+    return f"{json.dumps(row, ensure_ascii=False)}\n".encode(errors="backslashreplace")

@@ -1,0 +1,158 @@
+"""The file of verdicts and its exports, read back as training data; writers that are killed, and full disks."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from swep_ds.common.errors import InputError
+from swep_ds.data.choices import Choices
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
+from swep_ds.serve.exports import EXPORTS
+from swep_ds.serve.verdicts import Verdicts, row_of
+from tests.support.bad_input import refused
+
+TITLE, OTHER = "visits/a,b.txt", "Nobody =1+1 did."
+CONTEXT = 'A \U0001f3db\r\nFounded in 1852, by "Agnes, Palder" of Elbing; 1852 was cold.\u2028Tram 4.'
+SAID = {"answer": "1852", "probability": 0.5, "confidence": 0.75, "start": 16, "end": 20}
+# by question, its context, where words of it were marked, what the model said, and whether that is right
+GIVEN = {
+    "When?": (CONTEXT, (16, 20), SAID, True),
+    'Which year was "cold",\nsaid who?': (CONTEXT, (52, 56), SAID, False),
+    "What is at the front?": (CONTEXT, (2, 3), None, None),
+    "Who flew?": (OTHER, None, SAID | {"answer": "", "start": None, "end": None}, True),
+    "Who \U0001f680 flew?": (OTHER, None, SAID | {"start": None, "end": None}, False),
+}
+ADDS_ROWS = """
+import sys
+from pathlib import Path
+from swep_ds.serve.verdicts import Verdicts, row_of
+verdicts = Verdicts(Path(sys.argv[1]))
+while True:
+    print(verdicts.add(row_of("Who?", "t", "x" * 50_000, (0, 1), None)), flush=True)
+"""
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "corrections.jsonl"
+
+
+@pytest.fixture
+def verdicts(file) -> Verdicts:
+    verdicts = Verdicts(file)
+    for question, (context, span, said, _) in GIVEN.items():
+        verdicts.add(row_of(question, TITLE, context, span, said))
+    return verdicts
+
+
+def add(verdicts: Verdicts, *asked: str) -> str:
+    return verdicts.add(row_of("Who?", TITLE, "A b.", (0, 1), None), *asked)
+
+
+def reopened(verdicts: Verdicts) -> Verdicts:
+    """As a server that starts after this one has ended."""
+    verdicts._alone.release()
+    return Verdicts(verdicts.path)
+
+
+def read(file: Path, training: bool = True) -> list[Example]:
+    return read_examples(str(file), training=training, choices=Choices(unanswerable="train"))
+
+
+def test_verdicts_and_their_exports_are_data_to_train_and_to_score_on(verdicts, file):
+    rows = list(verdicts.rows.values())
+    for name, export in EXPORTS.items():
+        file.with_name(name).write_text(export(rows), encoding="utf-8", newline="")
+    for name in (file.name, *EXPORTS):
+        for training in (True, False):
+            examples = {example.id: example for example in read(file.with_name(name), training)}
+            for id_, (question, (context, span, _, _)) in zip(verdicts.rows, GIVEN.items(), strict=True):
+                answers = (context[slice(*span)],) if span else ()
+                expected = Example(id_, question, context, answers, span if training else None, TITLE)
+                assert examples.pop(id_) == expected
+            assert not examples
+    assert [row.get("right") for row in rows] == [right for *_, right in GIVEN.values()]
+    assert rows[0]["said"] == SAID
+
+
+def test_exports_have_the_form_of_their_tools(verdicts):
+    rows = [row | {"id": f"q{number}"} for number, row in enumerate(verdicts.rows.values())][1:4]
+    qas = []
+    for row, answers in zip(rows, ([("1852", 52)], [("\U0001f3db", 2)], []), strict=True):
+        qa = {"id": row["id"], "question": row["question"], "is_impossible": not answers}
+        qas.append(qa | {"answers": [{"text": text, "answer_start": start} for text, start in answers]})
+    paragraphs = [{"context": CONTEXT, "qas": qas[:2]}, {"context": OTHER, "qas": qas[2:]}]
+    squad = {"version": "v2.0", "data": [{"title": TITLE, "paragraphs": paragraphs}]}
+    assert json.loads(EXPORTS["squad.json"](rows)) == squad
+    task, *_ = json.loads(EXPORTS["label-studio.json"](rows))
+    [[right], [said]] = (task["annotations"][0]["result"], task["predictions"][0]["result"])
+    value = {"start": 52, "end": 56, "text": "1852", "labels": ["Answer"]}
+    assert right == {"from_name": "answer", "to_name": "text", "type": "labels", "value": value}
+    assert said == right | {"value": value | {"start": 16, "end": 20}}
+    assert task["predictions"][0]["score"] == 0.75
+
+
+def test_undo_removes_a_verdict_and_two_people_on_one_question_are_both_kept(verdicts, file):
+    first, *others = verdicts.rows
+    verdicts.undo(first)
+    assert refused(verdicts.undo, first) == "this verdict was removed before"
+    ids = [add(verdicts, "q 7"), add(verdicts, "q 7")]
+    assert (ids[0], ids[1][:4], len(set(ids))) == ("q 7", "q 7 ", 2)
+    assert [example.id for example in read(file)] == [*others, *ids]
+    assert reopened(verdicts).rows == verdicts.rows
+
+
+def test_what_a_killed_server_has_half_written_is_removed(verdicts, file, caplog):
+    whole = file.read_bytes()
+    for before, torn in ((whole, b'{"id": "5f", "question": "W\xc3'), (whole, b"{"), (b"", b'{"id": "5f')):
+        file.write_bytes(before + torn)
+        verdicts = reopened(verdicts)
+        assert (file.read_bytes(), len(verdicts.rows)) == (before, before.count(b"\n"))
+        assert caplog.messages[-1].endswith("was never saved as a verdict, and is removed")
+
+
+def test_files_of_something_else_or_another_server_are_refused_and_left_as_they_are(verdicts, file):
+    contents = ("note\n", '{"id": "a", "question": "Who?"}\n', "[1]\n", "note", '{"data": []}')
+    for number, content in enumerate(contents):
+        other = file.with_name(f"other{number}.json")
+        other.write_text(content)
+        assert refused(Verdicts, other).startswith(f"--output {other}: line 1 is no verdict: name a new file")
+        assert other.read_text() == content
+    assert refused(Verdicts, file).startswith(f"--output {file}: another `swep-ds serve` adds to it: stop that one")
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(verdicts, file, monkeypatch):
+    before, rows = file.read_bytes(), dict(verdicts.rows)
+    disk = verdicts._file
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    for write, said in ((lambda line: disk.write(line[:99]), "the disk took 99 of"), (full, "No space left")):
+        with monkeypatch.context() as patched:
+            patched.setattr(verdicts, "_file", Mock(wraps=disk, write=write))
+            with pytest.raises(InputError, match=rf"{file}: the verdict is not saved \(.*{said}.*\): make room there"):
+                add(verdicts)
+        assert (file.read_bytes(), verdicts.rows) == (before, rows)
+    monkeypatch.setattr("swep_ds.serve.verdicts.write_atomically", full)
+    assert "the verdict is not removed" in refused(verdicts.undo, next(iter(rows)))
+    added = add(verdicts)
+    assert list(reopened(verdicts).rows) == [*rows, added]
+
+
+def test_what_was_called_saved_is_there_after_a_kill(file):
+    saved = []
+    for kill in range(5):
+        command = [sys.executable, "-c", ADDS_ROWS, str(file)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as adding:
+            saved += [adding.stdout.readline().strip() for _ in range(3 + 4 * kill)]
+            adding.kill()
+            saved += adding.stdout.read().splitlines()
+        kept = re.findall('^{"id": "([0-9a-f]{16})"', file.read_text(), re.MULTILINE)
+        assert [id_ for id_ in kept if id_ in saved] == saved
+    verdicts = Verdicts(file)
+    assert set(saved) <= verdicts.rows.keys()
+    assert [example.id for example in read(file)] == list(verdicts.rows)
