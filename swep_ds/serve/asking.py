@@ -105,12 +105,12 @@ class Asking:
             self._known_of = self._asks.index.checksum
 
     def _is_known(self, question: str, n_best: int) -> bool:
-        """Whether its reply is kept, and the texts that it quotes are what they were."""
+        """Whether its reply is kept, and the texts that so much of it quotes are what they were."""
         count, reply = self._known.get(question, (0, {}))
         if count < n_best:
             return False
         try:
-            for place in (reply, *reply["others"]):
+            for place in (reply, *reply["others"][: n_best - 1]):
                 if place["text"] is not None:
                     self._shown.document(place["text"], place["version"])
         except InputError:
