@@ -31,12 +31,14 @@ from swep_ds.data.splits import clusters
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.texts.pairs import Searched
 
-PASSES = {100: 3, 300: 2}  # over so many corrections, or random pairs
+COUNTS = (100, 300)  # corrections, or random pairs
+PASSES = 2  # over them
 ASKED = 400  # questions of the pool
-TESTED = 300  # questions of other articles
+TESTED = 250  # questions of other articles
 UNANSWERED = 100  # of these are also asked about a passage that does not answer them
-PASSAGES = 5  # of all texts, which are read for a question
+PASSAGES = 3  # of all texts, which are read for a question
 LONGEST = 100  # words of a paragraph of --others: as many as a passage has
+MIXED = 1 / 3  # of the windows in each update: questions of the start, so that the model still declines
 ARMS = ("corrections", "random pairs")
 MODES = ("may decline", "must answer")
 WAYS = ("texts", "passage")  # how the test is asked: over all texts, or about the passages that hold the answer
@@ -82,7 +84,7 @@ class Reviews:
 
 
 def ask(run: Path, examples: list[Example], texts: dict[str, str] | None = None) -> Replies:
-    """Asks a run's model about the contexts or, given `texts`, about all of these. Every arm has the same threshold."""
+    """Asks a run's model about the contexts or, given `texts`, about all of these, always at null threshold 0."""
     model = sd.QuestionAnswerer(run / "model", null_threshold=0.0)
     if texts:
         found = model.over(texts, PASSAGES).answer([example.question for example in examples], n_best=2)
@@ -106,7 +108,7 @@ def test(run: Path, reviews: Reviews) -> dict[str, Replies]:
 
 def make_pairs(folder: Path, reviews: Reviews, seed: int) -> dict[str, Path]:
     """Asks the start, and writes the files of a seed: by arm, corrections or random pairs."""
-    drawn = random.Random(seed + 1).sample(reviews.pool, ASKED + max(PASSES))
+    drawn = random.Random(seed + 1).sample(reviews.pool, ASKED + max(COUNTS))
     asked, others = drawn[:ASKED], drawn[ASKED:]
     file = folder / f"asked-seed{seed}.json"
     if not file.exists():
@@ -117,21 +119,19 @@ def make_pairs(folder: Path, reviews: Reviews, seed: int) -> dict[str, Path]:
     print(f"seed {seed}: of {len(asked)} replies {wrong} are wrong, {list(said.values()).count('')} of them declined")
     verdicts = sorted(asked, key=lambda example: scores[example.id][0])  # the wrong first, else in random order
     files = {}
-    for count in PASSES:
-        for arm, examples in zip(ARMS, (verdicts, others), strict=True):
-            files[f"{count} {arm}"] = folder / f"{arm.replace(' ', '-')}-{count}-seed{seed}.jsonl"
-            write(files[f"{count} {arm}"], map(reviews.verdict, examples[:count]))
+    for count, (arm, examples) in product(COUNTS, zip(ARMS, (verdicts, others), strict=True)):
+        files[f"{count} {arm}"] = folder / f"{arm.replace(' ', '-')}-{count}-seed{seed}.jsonl"
+        write(files[f"{count} {arm}"], map(reviews.verdict, examples[:count]))
     return files
 
 
 def retrain(start: Path, recipe: sd.Recipe, pairs: Path, count: int, seed: int) -> Path:
-    mix = [{"source": source, "weight": 1} for source in (str(pairs), recipe.data.train)]
+    mix = [{"source": str(pairs), "weight": 1 - MIXED}, {"source": recipe.data.train, "weight": MIXED}]
     data = {"train": mix, "max_train_examples": OTHERS, "holdout_fraction": 0.0, "eval": {}}
-    settings = {"micro_batch_size": BATCH, "epochs": 10_000, "max_updates": 2 * count * PASSES[count] // BATCH}
+    updates = round(count * PASSES / (1 - MIXED) / BATCH)
+    settings = {"micro_batch_size": BATCH, "epochs": 10_000, "max_updates": updates}
     settings["learning_rate"] = recipe.train.learning_rate / 2
-    return train(
-        pairs.with_suffix(""), recipe, seed=seed, data=data, train=settings, model={"name": str(start / "model")}
-    )
+    return train(pairs.with_suffix(""), recipe, seed=seed, data=data, train=settings, model={"name": f"{start}/model"})
 
 
 def scored(replies_S: list[dict[str, Replies]], reviews: Reviews, mode: str) -> np.ndarray:
@@ -155,7 +155,7 @@ def print_tables(replies: dict[str, list[dict[str, Replies]]], reviews: Reviews)
             means.append(100 * said.count("") / len(said))
         print(f"| {arm} | {mode} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
     print("\n" + heading("difference", *measures))
-    for count in PASSES:
+    for count in COUNTS:
         corrections, pairs = (f"{count} {arm}" for arm in ARMS)
         compared = ((corrections, "the start"), (pairs, "the start"), (corrections, pairs))
         for (arm, base), mode in product(compared, MODES):
