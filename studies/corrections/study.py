@@ -174,10 +174,10 @@ def study(given: argparse.Namespace) -> None:
     start = train(given.into / "start", recipe)
     reviews = Reviews(given.own)
     replies = {"the start": [test(start, reviews)] * len(SEEDS)}
-    for seed in SEEDS:
-        for arm, pairs in make_pairs(given.into, reviews, seed).items():
-            run = retrain(start, recipe, pairs, int(arm.split()[0]), seed)
-            replies.setdefault(arm, []).append(test(run, reviews))
+    files = {seed: make_pairs(given.into, reviews, seed) for seed in SEEDS}
+    for count, seed, arm in product(COUNTS, SEEDS, ARMS):
+        run = retrain(start, recipe, files[seed][f"{count} {arm}"], count, seed)
+        replies.setdefault(f"{count} {arm}", []).append(test(run, reviews))
     print_tables(replies, reviews)
 
 
