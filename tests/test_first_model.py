@@ -98,7 +98,7 @@ def serve(words: list[str], visit: Callable[[TestClient], None], monkeypatch) ->
 
     class Visited:
         def __init__(self, app):
-            self.client = TestClient(app)
+            self.client = TestClient(app, base_url="http://localhost:8000")
             self.should_exit = False
 
         def run(self, sockets) -> None:
@@ -161,10 +161,7 @@ def test_from_a_workbook_and_a_folder_of_documents_to_an_endpoint(folder, monkey
         if words[0] == "curl":
             continue
         if words[1] == "serve":
-            visits = (
-                label if "--label" in words else lambda client: (curled.append(asked_by_curl(client)), correct(client))
-            )
-            serve(words, visits, monkeypatch)
+            serve(words, label if "--label" in words else ask_and_correct, monkeypatch)
             continue
         if words[1] == "train" and "second" in words:
             add_pairs()

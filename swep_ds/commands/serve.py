@@ -20,6 +20,8 @@ from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import user_path
 from swep_ds.texts.folder import FolderTexts
 
+LOCAL = ["localhost", "127.0.0.1", "::1"]  # names of this machine
+
 
 def serve() -> None:
     parser = Parser(description=__doc__)
@@ -27,7 +29,8 @@ def serve() -> None:
     parser.add_argument("served", nargs="+", metavar="MODEL FOLDER | RUN", help=text)
     parser.add_argument("--label", metavar="QUESTIONS", help="questions to label, any source of data")
     parser.add_argument("--texts", type=user_path, metavar="FOLDER", help="with --label: the questions are about these")
-    parser.add_argument("--columns", type=columns_of, default=(), metavar="COLUMN=NAME,...", help="names in --label")
+    text = "the names of the columns of --label, as in question=Frage (default: their own)"
+    parser.add_argument("--columns", type=columns_of, default=(), metavar="COLUMN=NAME,...", help=text)
     text = "file of the verdicts, new or to go on with (default: corrections.jsonl, labels.jsonl)"
     parser.add_argument("--output", type=user_path, metavar="FILE.jsonl", help=text)
     text = "decline questions with null odds above it (default: the model's)"
@@ -62,7 +65,9 @@ def serve() -> None:
         raise InputError(f"needs pip install '.[serve]' in a checkout ({reason(error)})") from None
 
     session = Session(mode, model, texts, Verdicts(output))
-    server = uvicorn.Server(uvicorn.Config(build(session), log_level="warning"))
+    host, port = listening.getsockname()[:2]
+    hosts = LOCAL if host in LOCAL else ["*"]
+    server = uvicorn.Server(uvicorn.Config(build(session, hosts), log_level="warning", timeout_graceful_shutdown=3))
     failed: list[BaseException] = []
 
     def load() -> None:
@@ -76,8 +81,8 @@ def serve() -> None:
             server.should_exit = True
 
     Thread(target=load, daemon=True).start()
-    host, port = listening.getsockname()[:2]
-    print(f"http://{host}:{port}: verdicts go to {output}", flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{port}: verdicts go to {output}", flush=True)
     server.run(sockets=[listening])
     if failed:
         raise failed[0]
@@ -92,5 +97,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
         listening.listen(2048)
         return listening
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason(error)}): name another port") from None

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from swep_ds.common.console import Progress
@@ -35,16 +37,18 @@ class Json(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
-def build(session: Session) -> FastAPI:
-    """The application. Each error is {"detail": a sentence}, with status 422: bad input; 409: a text has changed since
-    it was shown; 413: a large request; 503: the texts or the model are still read."""
+def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
+    """The application. `hosts`: names by which it may be called, so that no other site reads the texts through a name
+    of its own that leads to this machine. Each error is {"detail": a sentence}, with status 422: bad input; 409: a text
+    has changed since it was shown; 413: a large request; 503: the texts or the model are still read."""
     app = FastAPI(title="Questions about texts", docs_url=None, redoc_url=None, default_response_class=Json)
     app.add_middleware(_Limits)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
     _add_errors(app)
 
     def loaded() -> Session:
         if not session.ready:
-            raise HTTPException(503, f"not ready yet: {Progress.latest or 'the model is loaded'}")
+            raise HTTPException(503, f"not ready yet: {Progress.latest or 'the model is loading'}")
         return session
 
     def shown() -> ShownTexts:

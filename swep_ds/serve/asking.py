@@ -1,6 +1,5 @@
 """The thread that asks the model: questions that wait are answered together."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,8 +13,7 @@ from swep_ds.evaluation.spans import Answer
 from swep_ds.serve.shown import Changed, ShownTexts
 from swep_ds.texts.answerer import QUESTIONS_OF_TEXTS_AT_A_TIME, TextsAnswerer
 
-LOOK_EVERY = 10  # seconds between two looks at the whole folder, which take a file system call for each text
-KEPT = 10_000  # replies, to questions that are asked again
+KEPT = 1000  # replies, to questions that are asked again
 TRIES = 3  # of questions whose texts change between the answer and its quotation
 
 
@@ -35,11 +33,10 @@ class Asking:
         self._waiting: SimpleQueue[_Asked] = SimpleQueue()
         self._known: dict[str, tuple[int, dict[str, Any]]] = {}  # by question the n_best and the reply
         self._known_of = asks.index.checksum
-        self._looked = time.monotonic()
         Thread(target=self._run, daemon=True).start()
 
     def ask(self, question: str, n_best: int) -> Future:
-        """Of the reply: {answer, probability, confidence, declined, others and the place} (`app.Reply`)."""
+        """Of the reply: {answer, probability, confidence, declined, others and the place} (`schema.Reply`)."""
         asked = _Asked(question, n_best, Future())
         self._waiting.put(asked)
         return asked.reply
@@ -56,8 +53,10 @@ class Asking:
         questions = list(dict.fromkeys(asked.question for asked in together))
         n_best = max((asked.n_best for asked in together), default=1)
         try:
-            if time.monotonic() - self._looked > LOOK_EVERY:
-                self._refresh()
+            self._shown.look()
+            if self._shown.index.checksum != self._known_of:
+                self._known.clear()
+                self._known_of = self._shown.index.checksum
             replies = {question: self._known[question][1] for question in questions if self._is_known(question, n_best)}
             new = [question for question in questions if question not in replies]
             for question, reply in zip(new, self._replies(new, n_best), strict=True):
@@ -65,7 +64,7 @@ class Asking:
                 self._known[question] = (n_best, reply)
             if len(self._known) > KEPT:
                 self._known.clear()
-        except Exception as error:  # which goes to those who asked; the thread goes on
+        except BaseException as error:  # which goes to those who asked; the thread goes on
             if len(questions) > 1:  # the fault of one of them
                 for question in questions:
                     self._answer([asked for asked in together if asked.question == question])
@@ -90,19 +89,11 @@ class Asking:
                 except Changed:
                     if not left:
                         raise
-                    self._refresh()
+                    self._asks.index.refresh()
                     [replies] = self._asks.answer([question], count)
             others = [other for other in others if other["answer"]]
             said = {"confidence": replies[0].confidence, "declined": self._declined(replies[0])}
             yield {"question": question, **best, **said, "others": others}
-
-    def _refresh(self) -> None:
-        """Indexes what has changed in the folder."""
-        self._asks.index.refresh()
-        self._looked = time.monotonic()
-        if self._asks.index.checksum != self._known_of:
-            self._known.clear()
-            self._known_of = self._asks.index.checksum
 
     def _is_known(self, question: str, n_best: int) -> bool:
         """Whether its reply is kept, and the texts that so much of it quotes are what they were."""

@@ -43,15 +43,19 @@ def _spans(row: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def table(rows: Rows) -> str:
-    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled."""
-    lines = []
+    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled: each has a row,
+    with the first answer that somebody marked."""
+    lines: dict[str, dict[str, Any]] = {}
     for row in rows:
-        line = {name: row.get(name) for name in ("id", "question", "title", "context", "stratum")}
-        line |= {"answer": NO_ANSWER, "answer_start": None}
+        id_ = row.get("asked", row["id"])
+        line = {name: row.get(name) for name in COLUMNS} | {"id": id_, "answer": NO_ANSWER}
         for text, start in _spans(row):
             line |= {"answer": text, "answer_start": start}
-        lines.append(line)
-    frame = pd.DataFrame(lines, columns=COLUMNS, dtype=object)
+        former = lines.get(id_, line)  # another person's
+        if former["answer"] not in (line["answer"], NO_ANSWER):
+            line = former  # one of them: a cell holds one answer and its place
+        lines[id_] = line
+    frame = pd.DataFrame(list(lines.values()), columns=COLUMNS, dtype=object)
     if frame["stratum"].isna().all():
         del frame["stratum"]
     return "\ufeff" + frame.to_csv(index=False)  # Excel needs the mark

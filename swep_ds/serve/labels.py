@@ -1,5 +1,6 @@
 """Questions to label, one at a time, and what finished runs score on all of them by the labels so far."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from swep_ds.data.example import Example
 from swep_ds.evaluation.results import METRICS
 from swep_ds.evaluation.scores import Scorer
 
+SOMEBODYS = 120  # seconds for which a question is left to the person to whom it was shown
+
 
 class Labels:
     """The questions `examples`. `answers` has by run what it replied: (text, probability) by question id. A label is a
@@ -27,6 +30,7 @@ class Labels:
         self._examples = {example.id: example for example in examples}
         self._answers = answers
         self._scorer = scorer
+        self._shown: dict[str, float] = {}  # when each question was, last
         self._predicted_N2 = 100 * signal([answered(of_run, examples, scorer) for of_run in answers.values()], scorer)
         rows, strata = labelling_order(self._predicted_N2[:, METRICS.index("f1")])
         self._order = [examples[row].id for row in rows]
@@ -46,16 +50,21 @@ class Labels:
 
     def check(self, rows: Mapping[str, dict[str, Any]], what: str) -> None:
         """Raises InputError: a row of `what` is no label of these questions."""
-        names = set(self.stratum_of.values())
         for id_, row in rows.items():
-            if row.get("asked") not in self._examples or row["stratum"] not in names:
+            example = self._examples.get(row.get("asked"))
+            if example is None or example.question != row["question"]:
                 raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
 
     def next(self, labelled: Collection[str], skipped: Collection[str]) -> Example | None:
-        """The next question; those that were skipped come last. None if all are labelled."""
+        """The next question, of those left; the skipped come last, and before them what somebody else has been shown
+        a moment ago. None if all are labelled."""
         left = [id_ for id_ in self._order if id_ not in labelled]
-        left.sort(key=lambda id_: id_ in skipped)
-        return self._examples[left[0]] if left else None
+        if not left:
+            return None
+        recently = time.monotonic() - SOMEBODYS
+        left.sort(key=lambda id_: (id_ in skipped, self._shown.get(id_, recently) > recently))
+        self._shown[left[0]] = time.monotonic()
+        return self._examples[left[0]]
 
     def said(self, id_: str) -> list[dict[str, Any]]:
         """What each run replied to a question."""
@@ -66,19 +75,25 @@ class Labels:
         return said
 
     def scores(self, rows: Collection[dict[str, Any]]) -> dict[str, Any]:
-        """The mean scores of the runs by the verdicts `rows`, whose accepted answers to a question are pooled."""
-        accepted: dict[str, tuple[str, ...]] = {}
-        stratum_of = {}
+        """The mean scores of the runs by the verdicts `rows`, whose accepted answers to a question are pooled. Labels
+        that follow a question of their stratum without one do not count: those that people skip are the hard ones."""
+        given: dict[str, tuple[str, ...]] = {}
         for row in rows:
-            id_ = row["asked"]
-            accepted[id_] = (*accepted.get(id_, ()), *row["answers"]["text"])
-            stratum_of.setdefault(id_, row["stratum"])
-        shown = {"labelled": len(accepted), "least": MIN_LABELLED, "questions": len(self._examples)}
+            given[row["asked"]] = (*given.get(row["asked"], ()), *row["answers"]["text"])
+        accepted = {}
+        waits = set()  # strata
+        for id_ in self._order:
+            if id_ not in given:
+                waits.add(self.stratum_of[id_])
+            elif self.stratum_of[id_] not in waits:
+                accepted[id_] = given[id_]
+        shown = {"labelled": len(given), "questions": len(self._examples)}
         names = stratum_names(len(self._examples))
-        strata = np.array([names.index(stratum) for stratum in stratum_of.values()], int)
+        strata = np.array([names.index(self.stratum_of[id_]) for id_ in accepted], int)
         counts = np.bincount(strata, minlength=STRATA)
-        shown["least"] = max(MIN_LABELLED, len(accepted) + int(np.maximum(MIN_IN_STRATUM - counts, 0).sum()))
-        if len(accepted) < shown["least"]:
+        missing = max(MIN_LABELLED - len(accepted), int(np.maximum(MIN_IN_STRATUM - counts, 0).sum()))
+        shown["least"] = len(given) + max(missing, 0)
+        if missing > 0:
             return shown | dict.fromkeys(METRICS)
         examples = [replace(self._examples[id_], answers=answers) for id_, answers in accepted.items()]
         runs = [answered(of_run, examples, self._scorer) for of_run in self._answers.values()]

@@ -34,7 +34,7 @@ async function call(method, path, content) {
   const reply = await response.json().catch(() => null);
   if (response.ok && reply !== null) return reply;
   const detail = reply?.detail ?? `The server failed with status ${response.status}`;
-  throw new Error(detail.endsWith(".") ? detail : `${detail}.`);
+  throw new Error(detail.endsWith(".") ? detail : `${detail}.`, {cause: response.status >= 500 ? "lost" : null});
 }
 
 /** Says a sentence, once: a screen reader would read it out each time. */
@@ -158,7 +158,7 @@ async function ask(event) {
     const reply = await call("POST", "answer", {question, n_best: Math.min(ANSWERS, state.most)});
     if (mine !== turn) return;
     const others = reply.others.map(other => card(question, other, `probability ${percent(other.probability)}`, false));
-    if (others.length) others.unshift(make("h3", {}, reply.declined ? "What it found anyhow" : "Other answers"));
+    if (others.length) others.unshift(make("h3", {}, reply.declined ? "What it found anyway" : "Other answers"));
     const best = card(question, reply, `confidence ${percent(reply.confidence)}`, true);
     byId("answers").replaceChildren(best, ...others);
     best.focus();
@@ -305,8 +305,8 @@ function showScores({labelled, least, questions, exact_match: exact, f1}) {
   });
   byId("intervals").replaceChildren(...rows);
   let more = `Exact match and F1 are shown after ${least} labels: ${Math.max(least - labelled, 0)} more.`;
-  if (f1) more = "F1 is known within 3 points.";
-  if (f1?.more_labels) more = `${f1.more_labels} more such labels would give F1 within 3 points.`;
+  if (f1) more = "F1 is known to within 3 points.";
+  if (f1?.more_labels) more = `${f1.more_labels} more such labels would give F1 to within 3 points.`;
   byId("more").textContent = more;
 }
 
@@ -367,9 +367,8 @@ async function start() {
   while (!state.ready) {
     try {
       state = await call("GET", "state");
-      say("fault", state.error ?? "");
-      say("loading", state.ready || state.error ? "" : state.doing || "Loading …");
-      if (state.error) return;
+      say("fault", "");
+      say("loading", state.ready ? "" : state.doing || "Loading …");
     } catch (error) {
       say("fault", error.message);
     }

@@ -7,6 +7,8 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 MOST = 10  # answers
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class Question(BaseModel, extra="forbid"):
     question: Text
@@ -41,8 +43,8 @@ class Said(BaseModel):
     """What the model said, as in its reply."""
 
     answer: str
-    probability: float
-    confidence: float | None
+    probability: Share
+    confidence: Share | None
     text: str | None
     start: int | None
     end: int | None
@@ -53,7 +55,7 @@ class Verdict(BaseModel, extra="forbid"):
     """Characters [start, end) of a text answer the question, or of the context of the question `asked`, which is to be
     labelled. Without a start the texts do not say."""
 
-    question: Text
+    question: str
     asked: str | None = None
     text: str | None = None
     version: str | None = None
@@ -66,7 +68,7 @@ class Verdict(BaseModel, extra="forbid"):
         if self.start is not None:
             if self.end is None or self.end <= self.start:
                 raise ValueError("end: must be greater than start: mark one word or more")
-            if self.asked is None and (self.text is None or self.version is None):
+            if (self.text is None) != (self.version is None) or (self.asked is None and self.text is None):
                 raise ValueError("text and version: give those of the text in which the words are marked")
         return self
 

@@ -51,6 +51,7 @@ class Session:
         for run in runs:
             RunFolder(run).check_finished()
         recipe = RunFolder(runs[0]).read_recipe()
+        scorer = recipe.eval.scorer_of("".join(recipe.test_sets[:1]))
         examples = read_examples(source, training=False, choices=Choices(columns=columns), labels=False)
         lacking = [example.id for example in examples if not example.context]
         if lacking and not self.texts:
@@ -60,7 +61,7 @@ class Session:
         answers = {str(run): answers_of(run, examples, folder, self.texts) for run in runs}
         if self.texts:
             self.shown = ShownTexts(self.texts, TextIndex(self.texts))
-        self.labels = Labels(examples, answers, recipe.eval.scorer_of(recipe.test_sets[0]))
+        self.labels = Labels(examples, answers, scorer)
         self.labels.check(self.verdicts.rows, f"--output {self.verdicts.path}")
         self.ready = True
 

@@ -1,5 +1,7 @@
 """The texts of a folder as they are shown: quoted around an answer, whole, or found for a question."""
 
+import time
+from threading import Lock
 from typing import Any
 
 from swep_ds.common.errors import InputError
@@ -11,6 +13,7 @@ from swep_ds.texts.pairs import Searched
 from swep_ds.texts.passages import Passage, joined
 
 QUOTED = 400  # characters before and after an answer
+LOOK_EVERY = 10  # seconds between two looks at the whole folder, which take a file system call for each text
 FOUND = 10  # passages that a search shows
 
 
@@ -27,6 +30,15 @@ class ShownTexts:
     def __init__(self, texts: FolderTexts, index: TextIndex):
         self.index = index
         self._texts = texts
+        self._looked = time.monotonic()
+        self._looking = Lock()
+
+    def look(self) -> None:
+        """Indexes what has changed in the folder, unless somebody has just looked. Raises InputError: as `refresh`."""
+        with self._looking:
+            if time.monotonic() - self._looked > LOOK_EVERY:
+                self.index.refresh()
+                self._looked = time.monotonic()
 
     def document(self, name: str, version: str | None = None) -> tuple[Document, str]:
         """A document and the version of its text, which changes with it. Raises InputError: there is none, or it cannot
@@ -39,35 +51,27 @@ class ShownTexts:
             raise Changed(name)
         return document, found
 
-    def quoted(self, name: str, start: int, end: int) -> dict[str, Any]:
-        """A place of a text, with the words around it."""
-        document, version = self.document(name)
-        first, last = _around(document.text, start, end)
-        place = {"text": name, "start": start, "end": end, "version": version}
-        place |= {"page": document.page(start), "heading": document.heading(start)}
-        return place | {"passage": document.text[first:last], "passage_start": first}
-
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """An answer, quoted if it is a place. Raises Changed: the place says something else now."""
+        """An answer, quoted if it is a place of a text. Raises Changed: the place says something else now."""
         shown = {"answer": answer.text, "probability": answer.probability, "text": answer.name}
+        shown |= {name: getattr(answer, name) for name in ("start", "end", "page", "heading")}
         if answer.start is None:
-            nowhere = dict.fromkeys(("start", "end", "page", "heading", "passage", "passage_start", "version"))
-            return shown | nowhere
-        quoted = self.quoted(answer.name, answer.start, answer.end)
-        begin = answer.start - quoted["passage_start"]
-        if quoted["passage"][begin : begin + len(answer.text)] != answer.text:
+            return shown | dict.fromkeys(("passage", "passage_start", "version"))
+        document, version = self.document(answer.name)
+        if document.text[answer.start : answer.end] != answer.text:
             raise Changed(answer.name)
-        return shown | quoted
+        first, last = _around(document.text, answer.start, answer.end)
+        return shown | {"passage": document.text[first:last], "passage_start": first, "version": version}
 
     def found(self, question: str) -> list[dict[str, Any]]:
         """The best passages for a question, without a model, best first; those that touch as one."""
+        self.look()
+        self.index.pieces(question, FOUND)  # which indexes texts that have changed since
         best = self.index.best(question, FOUND)
-        pieces = joined(best)
-        ranked: list[Passage] = []
+        ranked: dict[Passage, None] = {}  # in the order of their best passages
         for passage in best:
-            [piece] = [each for each in pieces if each.name == passage.name and each.begin <= passage.begin < each.end]
-            if piece not in ranked:
-                ranked.append(piece)
+            holds = (piece for piece in joined(best) if piece.name == passage.name and passage.begin < piece.end)
+            ranked[next(holds)] = None
         found = []
         for name, begin, end in ranked:
             document, version = self.document(name)

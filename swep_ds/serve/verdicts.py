@@ -45,7 +45,7 @@ class Verdicts:
 
     def __init__(self, path: Path):
         check_output("--output", path)
-        self.path = path
+        self.path = path = path.resolve()  # what a link leads to
         self.rows: dict[str, dict[str, Any]] = {}
         self._change = threading.Lock()
         self._alone = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
@@ -60,19 +60,21 @@ class Verdicts:
             self._read()
 
     def _read(self) -> None:
-        *lines, torn = self.path.read_bytes().split(b"\n")
-        if not torn.startswith(BEGIN[: len(torn)]):  # a file of something else, which stays as it is
-            lines.append(torn)
+        *lines, last = self.path.read_bytes().split(b"\n")
+        torn = b""
+        if last and _row(last) is None and last.startswith(BEGIN[: len(last)]):
+            torn = last
+        elif last:  # an editor has removed the end of the line; or a file of something else
+            lines.append(last)
         for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                self.rows[row["id"]] = row
-            except (ValueError, KeyError, TypeError):
-                row = {}
-            if not row.keys() >= KEYS:
+            row = _row(line)
+            if row is None:
                 raise InputError(
                     f"--output {self.path}: line {number} is no verdict: name a new file, or one of `swep-ds serve`"
                 )
+            self.rows[row["id"]] = row
+        if last and not torn:
+            self._file.write(b"\n")
         if torn:
             log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
             os.truncate(self.path, self.path.stat().st_size - len(torn))
@@ -87,6 +89,8 @@ class Verdicts:
             row = {"id": id_, **row}
             line = _line(row)
             descriptor = self._file.fileno()
+            if not self.path.exists() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                raise InputError(f"{self.path}: is not the file that was opened: start the server again")
             size = os.fstat(descriptor).st_size
             try:
                 written = self._file.write(line)
@@ -106,9 +110,18 @@ class Verdicts:
                 raise InputError("this verdict was removed before")
             rows = {key: row for key, row in self.rows.items() if key != id_}
             write_atomically(self.path, b"".join(map(_line, rows.values())))
-            self._file.close()
-            self._file = self.path.open("ab", buffering=0)
+            former, self._file = self._file, self.path.open("ab", buffering=0)
+            former.close()
             self.rows = rows
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The verdict that a line holds, if it does."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and row.keys() >= KEYS else None
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -78,6 +78,8 @@ class FolderTexts:
 
     def document(self, name: str) -> Document:
         path = self.folder / name
+        if not self._links_out and not _is_in(self.folder, str(path)):
+            raise InputError(f"{path}: leads out of the folder: copy the file into it")
         with as_input_error(f"{path}: cannot be read", "change its permissions"):
             state = _state(path.stat(), name)
         [(_, outcome)] = self._read({name: state})

@@ -89,18 +89,19 @@ class TextIndex:
         """The `count` best passages for a question, best first, of those that share a word or a piece of one with it.
         Equal ones are in the order of names and places."""
         query = self._query(words(question))
+        searcher, names = self._opened  # together: another thread may refresh
         limit = 2 * count
         while True:
-            hits = self._searcher.search(query, limit, count=False).hits
+            hits = searcher.search(query, limit, count=False).hits
             scores = [round(score, DECIMALS) for score, _ in hits]
             if len(hits) < limit or scores[-1] < scores[count - 1]:
                 break
             limit *= 4  # which of the equal passages come first here depends on when they were indexed
         addresses = [address for _, address in hits]
-        places = zip(*(self._searcher.fast_field_values(name, addresses) for name in PLACE), strict=True)
+        places = zip(*(searcher.fast_field_values(name, addresses) for name in PLACE), strict=True)
         ranked = []
         for score, (number, begin, end) in zip(scores, places, strict=True):
-            ranked.append((-score, Passage(self._names[number], begin, end)))
+            ranked.append((-score, Passage(names[number], begin, end)))
         return [passage for _, passage in sorted(ranked)[:count]]
 
     def pieces(self, question: str, count: int) -> list[tuple[Passage, str]]:
@@ -133,8 +134,7 @@ class TextIndex:
             self._kept = {}
             return
         names, *columns = kept["texts"]
-        self._names = dict(zip(columns[0], names, strict=True))
-        self._searcher = self._index.searcher()
+        self._opened = (self._index.searcher(), dict(zip(columns[0], names, strict=True)))
         self._kept = dict(zip(names, zip(*columns, strict=True), strict=True))
 
     def _files(self) -> dict[str, list[int]]:

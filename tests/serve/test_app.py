@@ -67,7 +67,7 @@ def session(loaded) -> Iterator[Session]:
     yield loaded
     for name, text in TEXTS.items():
         (loaded.texts.folder / name).write_text(text)
-    loaded.asking._refresh()
+    loaded.shown.index.refresh()
     loaded.asking._known.clear()
 
 
@@ -146,7 +146,7 @@ def test_a_changed_text_is_never_answered_with_its_old_places(client, session):
     (session.texts.folder / "college.md").write_text("The king received patients in the college.")
     again = ask(client, question, 9)  # which indexes what has changed
     assert checked(session, [again, *again["others"]]) == {"<b>.txt", "college.md"}
-    session.asking._looked -= 11
+    session.shown._looked -= 11
     assert ask(client, "Patients?")["text"] == "college.md"
 
 
@@ -198,7 +198,7 @@ def test_no_file_outside_of_the_folder_is_read(client, session):
 def test_a_name_that_is_no_utf_8_breaks_nothing(client, session):
     file = session.texts.folder / os.fsdecode(b"caf\xe9.txt")
     file.write_text("Patients received 10 mg of the drug twice daily.")
-    session.asking._refresh()
+    session.shown.index.refresh()
     reply = ask(client, "Patients twice daily?", 1)
     assert checked(session, [reply]) == {file.name}
     assert client.get("/passages?question=drug").json()["passages"][0]["text"] == file.name

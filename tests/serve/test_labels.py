@@ -1,6 +1,7 @@
 """Questions that are labelled over HTTP, and their scores, against `analysis.labelled` called by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_labels_that_do_not_fit_are_refused(client, session):
         assert (reply.status_code, reply.json()["detail"].startswith(said)) == (422, True), reply.text
     assert session.verdicts.rows == {}
     label(client, 1, "Built")
-    for others in (EXAMPLES[2:], EXAMPLES[:30]):
+    for others in (EXAMPLES[2:], [replace(example, question="Why?") for example in EXAMPLES]):
         said = "F: the verdict 'q1' is about another set of questions: name another file"
         assert refused(Labels(others, ANSWERS, Scorer()).check, session.verdicts.rows, "F") == said
     assert refused(Labels, EXAMPLES[:14], ANSWERS, Scorer()) == "--label: 14 questions: give at least 15"
