@@ -261,3 +261,10 @@ def test_a_fault_of_the_file_is_one_line(asked, tmp_path, message):
 def test_a_file_that_does_not_exist(asked, tmp_path):
     with pytest.raises(InputError, match=r"label\.csv: no such file"):
         read_labelled(tmp_path / "label.csv", asked)
+
+
+def test_the_first_labels_have_some_of_each_stratum_however_sure_predictions_are():
+    predicted = np.repeat([0.0, 50.0, 50.0, 50.0, 100.0], 40)
+    rows, strata = labelled.labelling_order(predicted)
+    assert sorted(rows) == list(range(200))
+    assert np.bincount(strata[:15]).tolist() == [3] * 5

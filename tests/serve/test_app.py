@@ -249,6 +249,44 @@ def test_corrections_hold_what_the_model_said(client, session):
         assert client.post("/verdicts", json={"question": "zebra", **bad}).status_code == 422
 
 
+def test_a_correction_late_in_a_long_text_has_its_places_in_the_context(client, session):
+    text = "It was old. " * 200 + "The abbot built the mill."
+    (session.texts.folder / "college.md").write_text(text)
+    session.shown.index.refresh()
+    version = client.get("/text?name=college.md").json()["version"]
+    place = {"text": "college.md", "version": version, "start": text.index("abbot"), "end": text.index(" built")}
+    said = place | {"answer": "abbot", "probability": 0.5, "confidence": 0.5}
+    verdict = {"question": "Who built the mill?", "said": said, **place}
+    client.post("/verdicts", json=verdict).raise_for_status()
+    row = list(session.verdicts.rows.values())[-1]
+    assert len(row["context"]) < 1200
+    assert [row["context"][start : start + 5] for start in (row["said"]["start"], *row["answers"]["answer_start"])] == [
+        "abbot",
+        "abbot",
+    ]
+
+
+def test_a_question_that_is_asked_again_for_more_answers_gets_them(client):
+    assert len(ask(client, QUESTIONS[1], 1)["others"]) == 0
+    assert len(ask(client, QUESTIONS[1], 3)["others"]) == 2
+    assert len(ask(client, QUESTIONS[1], 2)["others"]) == 1
+
+
+def test_a_file_that_becomes_a_link_out_is_not_read(client, session):
+    link = session.texts.folder / "college.md"
+    link.unlink()
+    link.symlink_to(session.texts.folder.parent / "secret.txt")
+    reply = client.get("/text?name=college.md")
+    link.unlink()
+    assert (reply.status_code, "leads out of the folder" in reply.json()["detail"]) == (422, True)
+
+
+def test_another_name_that_leads_to_this_machine_is_refused(session):
+    client = TestClient(build(session, ["localhost"]), base_url="http://localhost:8000")
+    assert client.get("/state").status_code == 200
+    assert client.get("/state", headers={"host": "evil.example"}).status_code == 400
+
+
 def test_a_generative_model_gives_one_answer(tmp_path):
     client = TestClient(build(made_session(tmp_path, "t5", null_threshold=1e6)))
     assert ask(client, QUESTIONS[0], 1)["text"] in WITH_WORDS

@@ -99,6 +99,23 @@ def test_questions_are_skipped_and_the_marks_of_two_people_are_pooled(client):
     assert client.delete(f"/verdicts/{other['id']}").json() == {"verdicts": 15, "scores": before}
 
 
+def test_labels_behind_a_skipped_question_of_their_stratum_wait_for_it(client):
+    """People skip what is hard: without this the scores of easy questions would be taken for those of all."""
+    skipped = ORDER[15]  # the first after the three of each stratum
+    of_stratum = [row for row, stratum in zip(ORDER, STRATA, strict=True) if stratum == STRATA[15]]
+    for row in ORDER[:15]:
+        before = label(client, row, TRUTHS[row])["scores"]
+    behind = of_stratum[of_stratum.index(skipped) + 1]
+    after = label(client, behind, TRUTHS[behind])["scores"]
+    assert (after["f1"], after["labelled"]) == (before["f1"], 16)
+    assert label(client, skipped, TRUTHS[skipped])["scores"]["f1"] != before["f1"]
+
+
+def test_what_one_person_is_shown_another_is_not(client):
+    first, second = (client.get("/next").json()["asked"] for _ in range(2))
+    assert (first, second) == tuple(EXAMPLES[row].id for row in ORDER[:2])
+
+
 def test_labels_that_do_not_fit_are_refused(client, session):
     for words, said in (
         ({"asked": "q99", "start": 0, "end": 1}, "asked: no question has the id 'q99'"),

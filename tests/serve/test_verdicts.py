@@ -156,3 +156,18 @@ def test_what_was_called_saved_is_there_after_a_kill(file):
     verdicts = Verdicts(file)
     assert set(saved) <= verdicts.rows.keys()
     assert [example.id for example in read(file)] == list(verdicts.rows)
+
+
+def test_a_file_that_was_replaced_takes_no_verdict_and_a_whole_last_line_stays(tmp_path):
+    file = tmp_path / "corrections.jsonl"
+    verdicts = Verdicts(file)
+    verdicts.add(row_of("Who?", "a.txt", "Ida built it.", (0, 3), None))
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(InputError, match="is not the file that was opened"):
+        verdicts.add(row_of("When?", "a.txt", "Ida built it.", None, None))
+    file.write_bytes(content.rstrip(b"\n"))  # as some editors save it
+    verdicts._alone.release()
+    again = Verdicts(file)
+    assert file.read_bytes() == content
+    assert len(again.rows) == 1
