@@ -38,6 +38,8 @@ class Session:
 
     def load_model(self, **settings: Any) -> None:
         """Loads the model and indexes the texts. Raises InputError: as `QuestionAnswerer` and its `over`."""
+        if any("asked" in row for row in self.verdicts.rows.values()):
+            raise InputError(f"--output {self.verdicts.path}: holds labels of --label: name another file")
         answerer = QuestionAnswerer(self.model, **settings)
         asks = answerer.over(self.texts)
         self.shown = ShownTexts(self.texts, asks.index)

@@ -80,6 +80,8 @@ class FolderTexts:
         path = self.folder / name
         if not self._links_out and not _is_in(self.folder, str(path)):
             raise InputError(f"{path}: leads out of the folder: copy the file into it")
+        if not path.exists():
+            raise InputError(f"{path}: is no longer in the folder: put it back, or ask again")
         with as_input_error(f"{path}: cannot be read", "change its permissions"):
             state = _state(path.stat(), name)
         [(_, outcome)] = self._read({name: state})
@@ -129,7 +131,7 @@ class FolderTexts:
         while folders:
             for entry in os.scandir(folders.pop()):
                 suffix = os.path.splitext(entry.name)[1].lower()
-                if entry.name.startswith("."):
+                if entry.name.startswith((".", "~$")):  # the second: Word's lock of a document that is open
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)

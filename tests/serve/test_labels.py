@@ -134,6 +134,12 @@ def test_labels_that_do_not_fit_are_refused(client, session):
     assert refused(Labels, EXAMPLES[:14], ANSWERS, Scorer()) == "--label: 14 questions: give at least 15"
 
 
+def test_a_file_of_labels_takes_no_corrections(client, session, tmp_path):
+    label(client, ORDER[0], TRUTHS[ORDER[0]])
+    asks = Session("ask", "model", None, session.verdicts)
+    assert refused(asks.load_model).endswith("holds labels of --label: name another file")
+
+
 def test_questions_over_a_folder_are_labelled_anywhere_in_it(tmp_path):
     run = finished(tmp_path / "run", "mle")
     (tmp_path / "museum").mkdir()

@@ -286,6 +286,7 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     (folder / "college.md").write_text(TEXTS["college.md"])
     (folder / "table.csv").write_text("a;b")
     (folder / ".hidden.txt").write_text("Who founded it?")
+    (folder / "~$article.docx").write_text("the lock of a document that is open")
     (folder / "empty.txt").write_text(" \n")
 
     def answer(*options: str, question: tuple[str, ...] = ("--question", QUESTION)) -> None:
