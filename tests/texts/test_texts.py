@@ -4,14 +4,12 @@ import csv
 import json
 import math
 import re
-import runpy
 import sys
 import unicodedata
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.commands.answer import answer as answer_command
@@ -352,43 +350,3 @@ def test_answers_have_the_page_or_the_heading_of_their_place(model, tmp_path, mo
     said = capsys.readouterr().out
     assert "  market.pdf: page 2:  " in said
     assert "  college.html: New:  " in said
-
-
-def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch, capsys):  # noqa: F811
-    for name, text in TEXTS.items():
-        (tmp_path / name).write_text(text)
-    build = runpy.run_path(str(ROOT / "examples" / "serve.py"))["build"]
-    with TestClient(build(model, tmp_path)) as client:
-        reply = client.post("/answer", json={"question": f" {QUESTION} "})
-        assert reply.status_code == 200
-        found = reply.json()
-        assert TEXTS[found["text"]][found["start"] : found["end"]] == found["answer"] != ""
-        for content in (
-            {},
-            {"question": " "},
-            {"question": None},
-            {"question": "a" * 1001},
-            {"question": "a", "k": 1},
-            [],
-        ):
-            assert client.post("/answer", json=content).status_code == 422
-        assert client.post("/answer", content=b"{").status_code == 422
-        (tmp_path / found["text"]).write_text(f"A new line. {TEXTS[found['text']]}")
-        moved = client.post("/answer", json={"question": QUESTION}).json()
-        assert (tmp_path / moved["text"]).read_text()[moved["start"] : moved["end"]] == moved["answer"] != ""
-        refusal = client.post("/answer", json={"question": "\u200b"})
-        assert refusal.status_code == 422
-        assert refusal.json() == {"detail": "question 1 is empty: give at least one word"}
-    with TestClient(build(model, tmp_path, null_threshold=-1e6)) as client:
-        declined = client.post("/answer", json={"question": QUESTION}).json()
-    assert (declined["answer"], declined["text"], declined["start"]) == ("", None, None)
-    serving = []
-    monkeypatch.setitem(sys.modules, "uvicorn", SimpleNamespace(run=lambda app, **address: serving.append(address)))
-    serve = str(ROOT / "examples" / "serve.py")
-    monkeypatch.setattr(sys, "argv", [serve, model, str(tmp_path), "--host", "0.0.0.0", "--null_threshold", "0"])
-    runpy.run_path(serve, run_name="__main__")
-    assert serving == [{"host": "0.0.0.0", "port": 8000}]
-    monkeypatch.setattr(sys, "argv", [serve, model, str(tmp_path / "missing")])
-    with pytest.raises(SystemExit):
-        runpy.run_path(serve, run_name="__main__")
-    assert capsys.readouterr().err.endswith(f"error: texts {tmp_path / 'missing'}: no such folder\n")
