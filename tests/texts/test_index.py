@@ -299,3 +299,24 @@ def test_errors_name_the_folder_and_the_fix(folder, monkeypatch, tmp_path):
     assert said.startswith(f"{blocked}/texts/")
     assert "the index of texts cannot be written (" in said
     assert said.endswith("make room there, or name another folder in HF_DATASETS_CACHE (or HF_HOME)")
+
+
+def test_a_search_goes_on_while_another_thread_refreshes(folder):
+    """A new searcher would read other documents at the places that the former one found."""
+    index = TextIndex(FolderTexts(folder, "texts"))
+    expected = index.best(QUESTIONS[0], 5)
+    searcher, names = index._opened
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return getattr(searcher, name)
+
+        def search(self, *arguments, **options):
+            found = searcher.search(*arguments, **options)
+            (folder / "abbey.txt").unlink()
+            index.refresh()
+            return found
+
+    index._opened = (Interrupted(), names)
+    assert index.best(QUESTIONS[0], 5) == expected
+    assert "abbey.txt" not in {passage.name for passage in index.best(QUESTIONS[0], 5)}
