@@ -14,7 +14,6 @@ from swep_ds.serve.shown import Changed, ShownTexts
 from swep_ds.texts.answerer import QUESTIONS_OF_TEXTS_AT_A_TIME, TextsAnswerer
 
 KEPT = 1000  # replies, to questions that are asked again
-TRIES = 3  # of questions whose texts change between the answer and its quotation
 
 
 class _Asked(NamedTuple):
@@ -82,15 +81,12 @@ class Asking:
         if not self._answerer.generative:  # which gives one
             count += 1  # as no answer may be among them
         for question, replies in zip(questions, self._asks.answer(questions, count), strict=True):
-            for left in reversed(range(TRIES)):
-                try:
-                    best, *others = map(self._shown.reply, replies)
-                    break
-                except Changed:
-                    if not left:
-                        raise
-                    self._asks.index.refresh()
-                    [replies] = self._asks.answer([question], count)
+            try:
+                best, *others = map(self._shown.reply, replies)
+            except Changed:  # between its answer and its quotation
+                self._asks.index.refresh()
+                [replies] = self._asks.answer([question], count)
+                best, *others = map(self._shown.reply, replies)
             others = [other for other in others if other["answer"]]
             said = {"confidence": replies[0].confidence, "declined": self._declined(replies[0])}
             yield {"question": question, **best, **said, "others": others}

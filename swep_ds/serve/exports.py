@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -11,31 +10,20 @@ from swep_ds.analysis.labelled import NO_ANSWER
 
 Rows = Sequence[dict[str, Any]]  # of `verdicts.row_of`, with their ids
 COLUMNS = ["id", "question", "title", "context", "answer", "answer_start", "stratum"]
-LABEL = {
-    "from_name": "answer",
-    "to_name": "text",
-    "type": "labels",
-}  # names in the labelling configuration of a project
 
 
 def squad(rows: Rows) -> str:
     """SQuAD v2.0."""
+    questions_of: dict[str, dict[str, list[Any]]] = {}  # by title and context
+    for row in rows:
+        answers = [{"text": text, "answer_start": start} for text, start in _spans(row)]
+        question = {name: row[name] for name in ("id", "question", "is_impossible")} | {"answers": answers}
+        questions_of.setdefault(row["title"], {}).setdefault(row["context"], []).append(question)
     articles = []
-    for title, of_title in groupby(sorted(rows, key=_place), lambda row: row["title"]):
-        paragraphs = []
-        for context, of_context in groupby(of_title, lambda row: row["context"]):
-            questions = []
-            for row in of_context:
-                answers = [{"text": text, "answer_start": start} for text, start in _spans(row)]
-                question = {name: row[name] for name in ("id", "question", "is_impossible")}
-                questions.append(question | {"answers": answers})
-            paragraphs.append({"context": context, "qas": questions})
+    for title, of_title in questions_of.items():
+        paragraphs = [{"context": context, "qas": questions} for context, questions in of_title.items()]
         articles.append({"title": title, "paragraphs": paragraphs})
     return json.dumps({"version": "v2.0", "data": articles}, ensure_ascii=False)
-
-
-def _place(row: dict[str, Any]) -> tuple[str, str]:
-    return row["title"], row["context"]
 
 
 def _spans(row: dict[str, Any]) -> list[tuple[str, int]]:
@@ -76,7 +64,8 @@ def label_studio(rows: Rows) -> str:
 
 
 def _region(text: str, start: int) -> dict[str, Any]:
-    return LABEL | {"value": {"start": start, "end": start + len(text), "text": text, "labels": ["Answer"]}}
+    value = {"start": start, "end": start + len(text), "text": text, "labels": ["Answer"]}
+    return {"from_name": "answer", "to_name": "text", "type": "labels", "value": value}
 
 
 EXPORTS = {"squad.json": squad, "pairs.csv": table, "label-studio.json": label_studio}

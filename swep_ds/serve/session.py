@@ -20,6 +20,8 @@ from swep_ds.serve.verdicts import Verdicts, row_of
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 
+BATCH = 64  # windows in a forward pass, of several questions
+
 
 @dataclass
 class Session:
@@ -40,7 +42,7 @@ class Session:
         """Loads the model and indexes the texts. Raises InputError: as `QuestionAnswerer` and its `over`."""
         if any("asked" in row for row in self.verdicts.rows.values()):
             raise InputError(f"--output {self.verdicts.path}: holds labels of --label: name another file")
-        answerer = QuestionAnswerer(self.model, **settings)
+        answerer = QuestionAnswerer(self.model, batch_size=BATCH, **settings)
         asks = answerer.over(self.texts)
         self.shown = ShownTexts(self.texts, asks.index)
         self.asking = Asking(answerer, asks, self.shown)
