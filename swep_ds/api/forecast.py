@@ -28,7 +28,6 @@ from swep_ds.evaluation.scores import Scorer
 from swep_ds.models.folders import model_checksum
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.texts.folder import FolderTexts
-from swep_ds.texts.index import TextIndex
 
 
 def forecast(
@@ -131,6 +130,8 @@ def answers_of(
     model = str(RunFolder(run).model)
     setup = {"model": model_checksum(model, "model"), "questions": digest(examples)}
     if texts:
+        from swep_ds.texts.index import TextIndex  # takes seconds
+
         setup["texts"] = TextIndex(texts).checksum
     file = folder / f"{hashlib.sha256(json.dumps(setup).encode()).hexdigest()[:16]}.json"
     if not file.exists():
