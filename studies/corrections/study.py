@@ -9,7 +9,7 @@ checkout. If it is stopped, the same command resumes. The recipe says how the st
 Each paragraph of --own is a text. Half of the articles are the pool, the others the test. For each seed the start is
 asked `ASKED` questions of the pool over all texts. A simulated person calls a reply wrong if it matches no gold answer
 exactly, and marks the first one. Verdicts are rows as `swep-ds serve` writes them, with the passages that hold the
-marked words as context. Random pairs are such rows about questions of the pool that nobody asked.
+marked words as context. Random pairs are such rows about questions of the pool that were not asked.
 """
 
 import argparse

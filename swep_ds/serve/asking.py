@@ -63,7 +63,7 @@ class Asking:
                 self._known[question] = (n_best, reply)
             if len(self._known) > KEPT:
                 self._known.clear()
-        except BaseException as error:  # which goes to those who asked; the thread goes on
+        except BaseException as error:  # passed on to those who asked; the thread continues
             if len(questions) > 1:  # the fault of one of them
                 for question in questions:
                     self._answer([asked for asked in together if asked.question == question])

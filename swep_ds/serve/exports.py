@@ -32,7 +32,7 @@ def _spans(row: dict[str, Any]) -> list[tuple[str, int]]:
 
 def table(rows: Rows) -> str:
     """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled: each has a row,
-    with the first answer that somebody marked."""
+    with the first answer marked."""
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         id_ = row.get("asked", row["id"])

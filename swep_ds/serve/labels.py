@@ -15,7 +15,7 @@ from swep_ds.data.example import Example
 from swep_ds.evaluation.results import METRICS
 from swep_ds.evaluation.scores import Scorer
 
-SOMEBODYS = 120  # seconds for which a question is left to the person to whom it was shown
+RESERVED = 120  # seconds for which a question is left to the person to whom it was shown
 
 
 class Labels:
@@ -56,12 +56,12 @@ class Labels:
                 raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
 
     def next(self, labelled: Collection[str], skipped: Collection[str]) -> Example | None:
-        """The next question, of those left; the skipped come last, and before them what somebody else has been shown
-        a moment ago. None if all are labelled."""
+        """The next question that has no label; those shown to another person within `RESERVED` come later, and skipped
+        ones last. None if all are labelled."""
         left = [id_ for id_ in self._order if id_ not in labelled]
         if not left:
             return None
-        recently = time.monotonic() - SOMEBODYS
+        recently = time.monotonic() - RESERVED
         left.sort(key=lambda id_: (id_ in skipped, self._shown.get(id_, recently) > recently))
         self._shown[left[0]] = time.monotonic()
         return self._examples[left[0]]

@@ -34,7 +34,7 @@ class ShownTexts:
         self._looking = Lock()
 
     def look(self) -> None:
-        """Indexes what has changed in the folder, unless somebody has just looked. Raises InputError: as `refresh`."""
+        """Indexes what has changed in the folder, at most every `LOOK_EVERY` seconds. Raises as the index's `refresh`."""
         with self._looking:
             if time.monotonic() - self._looked > LOOK_EVERY:
                 self.index.refresh()
@@ -69,8 +69,9 @@ class ShownTexts:
         self.index.pieces(question, FOUND)  # which indexes texts that have changed since
         best = self.index.best(question, FOUND)
         ranked: dict[Passage, None] = {}  # in the order of their best passages
+        pieces = joined(best)
         for passage in best:
-            holds = (piece for piece in joined(best) if piece.name == passage.name and passage.begin < piece.end)
+            holds = (piece for piece in pieces if piece.name == passage.name and passage.begin < piece.end)
             ranked[next(holds)] = None
         found = []
         for name, begin, end in ranked:

@@ -70,7 +70,7 @@ class Verdicts:
             row = _row(line)
             if row is None:
                 raise InputError(
-                    f"--output {self.path}: line {number} is no verdict: mend or remove it, or name another file"
+                    f"--output {self.path}: line {number} is no verdict: correct or remove it, or name another file"
                 )
             self.rows[row["id"]] = row
         if last and not torn:

@@ -122,7 +122,7 @@ def test_files_of_something_else_or_another_server_are_refused_and_left_as_they_
     for number, content in enumerate(contents):
         other = file.with_name(f"other{number}.json")
         other.write_text(content)
-        assert refused(Verdicts, other).startswith(f"--output {other}: line 1 is no verdict: mend or remove it")
+        assert refused(Verdicts, other).startswith(f"--output {other}: line 1 is no verdict: correct or remove it")
         assert other.read_text() == content
     assert refused(Verdicts, file).startswith(f"--output {file}: another `swep-ds serve` adds to it: stop that one")
 
