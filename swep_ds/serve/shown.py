@@ -34,7 +34,7 @@ class ShownTexts:
         self._looking = Lock()
 
     def look(self) -> None:
-        """Indexes what has changed in the folder, at most every `LOOK_EVERY` seconds. Raises as the index's `refresh`."""
+        """Indexes what has changed in the folder, at most every `LOOK_EVERY` seconds. Raises as `TextIndex.refresh`."""
         with self._looking:
             if time.monotonic() - self._looked > LOOK_EVERY:
                 self.index.refresh()
