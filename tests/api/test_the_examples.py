@@ -5,12 +5,15 @@ import runpy
 import sys
 
 import pytest
+import torch
 from transformers import AutoModelForQuestionAnswering
 
 import swep_ds as sd
 from swep_ds.data.quickstart import corpus
+from swep_ds.kernels import standard_normal
 from tests.api.test_extending import registry  # noqa: F401 (a fixture)
 from tests.support.fork_server import ROOT
+from tests.support.tiny_objective import JOINT, SEED, away_from_the_prior, gradients, objective, windows
 
 pytestmark = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
@@ -35,7 +38,7 @@ def example(monkeypatch):
 
 
 def test_there_are_no_others():
-    tested = {"trainer.py", "plain_loop.py", "own_method.py", "own_data.py"}
+    tested = {"trainer.py", "plain_loop.py", "swep_in_one_file.py", "own_method.py", "own_data.py"}
     assert {file.name for file in EXAMPLES.glob("*.py")} == tested
 
 
@@ -56,6 +59,48 @@ def test_plain_loop(example, capsys):
     assert "update 10: loss" in printed
     assert "nan" not in printed
     assert "of the starts of one training batch are right" in printed
+
+
+def test_swep_in_one_file_trains(example, capsys):
+    example("swep_in_one_file.py", "--updates", "10")
+    printed = capsys.readouterr().out
+    assert "update 10: loss" in printed
+    assert "nan" not in printed
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra"])
+def test_swep_in_one_file_computes_the_packages_loss_and_gradients(architecture, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = runpy.run_path(str(EXAMPLES / "swep_in_one_file.py"))
+    module = away_from_the_prior(objective("swep", architecture, beta=0.01, prior_variance=0.2, mle_weight=0.3))
+    batch = windows(architecture)
+    [draw] = [draw for pass_, draw in module.passes(JOINT) if pass_.perturb]
+    loss = module(batch, JOINT)[0]
+    expected = gradients(module, loss)
+
+    model, network = module.qa.model, module.method.noise
+    generator = example["NoiseGenerator"](module.qa.hidden_size, module.qa.embedding_size, alpha=0.2).double()
+    prior = generator.outer.bias.detach().clone()
+    generator.inner.load_state_dict(network.inner.state_dict())
+    generator.outer.load_state_dict(network.difference.state_dict())
+    with torch.no_grad():
+        generator.outer.bias += prior  # the package learns the difference from the prior
+    key = (SEED, draw, batch.sample_id[:, None], torch.arange(batch.input_ids.shape[1]))
+    monkeypatch.setattr("torch.randn_like", lambda words: standard_normal(*key, words.shape[-1], words.dtype))
+    given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    given |= {"start_positions": batch.start_position, "end_positions": batch.end_position}
+    module.zero_grad()
+    got = example["swep_loss"](model, generator, given, beta=0.01, mle_weight=0.3)
+    got.backward()
+    assert got.item() == pytest.approx(loss.item(), rel=1e-6)
+    others = {"inner": generator.inner, "difference": generator.outer}
+    for name, gradient in expected.items():
+        if name.startswith("method.noise."):
+            _, _, layer, part = name.split(".")
+            weights = getattr(others[layer], part)
+        else:
+            weights = module.get_parameter(name)
+        assert (weights.grad - gradient).norm() <= 1e-6 * gradient.norm() + 1e-12, name
 
 
 def test_own_method(example, registry, tmp_path):  # noqa: F811
