@@ -23,7 +23,7 @@ from swep_ds.sweeps.sweep import SWEEPS
 from tests.support.fork_server import ROOT, run_script
 
 FOUND = ("*.md", "docs/*.md", "docs/measurements/*.md", "studies/*/*.md", "ds_configs/*.md", "kernels/*.md")
-FOUND += ("benchmarks/*.md", "swep_ds/data/quickstart/*/*.md",)
+FOUND += ("benchmarks/*.md", "swep_ds/data/quickstart/*/*.md")
 PAGES = {str(file.relative_to(ROOT)): file.read_text() for at in FOUND for file in sorted(ROOT.glob(at))}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FOLDERS = "swep_ds|kernels|ds_configs|scripts|benchmarks|studies|tools|findings|tests|docs|requirements"
