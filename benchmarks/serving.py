@@ -112,10 +112,10 @@ async def compare(servers: dict[str, tuple[Popen, str]], questions: list[str], c
             lost = sum(reply is None for reply in said)
             print(f"{name:14} {len(part)} requests: {rate:6.1f} a second, {used:6.1f} CPU s, {lost} lost, ", end="")
             print(f"/state within {longest:.2f} s")
-        one, other = replies.values()
-        print(f"    {sum(a != b for a, b in zip(one, other, strict=True))} replies differ")
-    one, other = (sum(each) for each in seconds.values())
-    print(f"throughput: {other / one:.2f} x that of one at a time")
+        alone, other = replies.values()
+        print(f"    {sum(a != b for a, b in zip(alone, other, strict=True))} replies differ")
+    alone, other = (sum(each) for each in seconds.values())
+    print(f"throughput: {other / alone:.2f} x that of one at a time")
 
 
 def bench() -> None:

@@ -65,8 +65,8 @@ def bench() -> None:
             holding = [n for n, p in enumerate(ranked, 1) if p.name == name and p.begin <= start and end <= p.end]
             ranks.append(min(holding, default=max(COUNTS) + 1))
         each = (time.perf_counter() - began) / len(drawn)
-        found = ", ".join(f"{100 * sum(rank <= k for rank in ranks) / len(ranks):.1f} % at {k}" for k in COUNTS)
-        print(f"  {len(drawn)} questions, the answer's passage is among the best: {found}; {1000 * each:.1f} ms each")
+        shares = ", ".join(f"{100 * sum(rank <= k for rank in ranks) / len(ranks):.1f} % at {k}" for k in COUNTS)
+        print(f"  {len(drawn)} questions, the answer's passage is among the best: {shares}; {1000 * each:.1f} ms each")
         if answerer:
             read(answerer, texts, places, drawn, given.passages)
 

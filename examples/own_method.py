@@ -44,7 +44,7 @@ def main() -> None:
     run = sd.train(
         "quickstart",
         method=RotationSettings(noise_scale=0.2),
-        data={"max_eval_examples": 100},  # of each domain
+        data={"max_eval_examples": 100},  # per domain
         train={"max_updates": given.max_updates},
         output_dir=given.output_dir,
     )

@@ -24,7 +24,7 @@ settings.load_profile("tests")
 
 _temporary = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
-# of the job, the shell or the user who starts the tests
+# variables of the job, the shell or the user who starts the tests
 INHERITED = ("SLURM", "SBATCH_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "SWEP_")
 INHERITED += ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "WANDB_", "XDG_", "LC_", "DS_", "NCCL_")
 for _name in [name for name in os.environ if name.startswith(INHERITED)]:
@@ -34,7 +34,7 @@ _home.mkdir()
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HOME": str(_home), "LC_ALL": "C.UTF-8"}
 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(_home / "hypothesis")  # it caches character tables, database or not
-os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # of processes, whose current folder is not the checkout
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for processes whose current folder is not the checkout
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for another worker's core are slower than one
 # a shell's `&` has its commands ignore SIGINT, and programs that they start inherit that: tests send SIGINT to theirs
 signal.signal(signal.SIGINT, signal.default_int_handler)

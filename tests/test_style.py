@@ -1,9 +1,11 @@
 """Linting, formatting and the order of the rooms are part of the tests."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,50 @@ def test_text_is_utf_8_whatever_the_locale():
         if isinstance(node, ast.Call) and decodes_by_locale(node)
     ]
     assert not calls
+
+
+VAGUE = {"one", "own", "found"}  # names that do not say what kind of thing they hold
+
+
+def names(tree: ast.AST) -> set[str]:
+    """The names that a source gives to variables, arguments, attributes, functions and classes."""
+    given = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            given.add(node.name)
+        elif isinstance(node, ast.arg):
+            given.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            given.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            given.add(node.attr)
+    return given
+
+
+def sentences(source: str, tree: ast.AST) -> list[str]:
+    """The docstrings, and the comments with the lines that continue them as comments of their own."""
+    documented = (ast.FunctionDef, ast.ClassDef, ast.Module)
+    texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    tokens = [*tokenize.generate_tokens(io.StringIO(source).readline)]
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    lines = {token.start for token in comments if token.line.lstrip().startswith("#")}
+    begins = [token for token in comments if (token.start[0] - 1, token.start[1]) not in lines]
+    return [text for text in texts if text] + [token.string.lstrip("# ") for token in begins]
+
+
+def test_names_say_the_kind_of_thing_and_no_sentence_begins_with_of():
+    for file in (file for room in PYTHON for file in (ROOT / room).rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        assert not VAGUE & {name.strip("_") for name in names(tree)}, file
+        assert not [text for text in sentences(source, tree) if re.match(r"of\b", text, re.IGNORECASE)], file
+
+
+def test_a_sentence_of_the_pages_has_one_idea():
+    """At most 3 semicolons in 100 sentences; pages that tools write, tables and code count as neither."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages if page.name not in ("data_sets.md", "models.md")]
+    prose = re.sub(r"^```.*?^```|^    .*?$|^\|.*?$", "", "\n".join(texts), flags=re.DOTALL | re.MULTILINE)
+    ends = re.findall(r"[.!?](?=\s|\))", prose)
+    assert len(ends) > 800
+    assert prose.count(";") <= 0.03 * len(ends)

@@ -4,7 +4,7 @@ import random
 from itertools import accumulate
 from pathlib import Path
 
-WORDS = 300  # of a text
+WORDS = 300  # per text
 VOCABULARY = 50_000
 SYLLABLES = [first + vowel for first in "bdfgklmnprstv" for vowel in "aeiou"]
 

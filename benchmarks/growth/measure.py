@@ -23,7 +23,7 @@ class Peak(Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.mib = own_memory()
-        self.seconds = 0.0  # of CPU that looking took
+        self.seconds = 0.0  # CPU time that looking took
         self._ended = Event()
 
     def run(self) -> None:

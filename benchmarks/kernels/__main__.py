@@ -31,13 +31,13 @@ COLUMNS += tuple(f"{state}: {name}" for state in STATES for name in ("us, median
 
 def lines(records: list[dict]) -> list[str]:
     """A line of the table for each implementation, way to time it and pass: figures with a cold L2, then a warm one."""
-    found: dict[tuple, dict[str, dict]] = {}
+    results: dict[tuple, dict[str, dict]] = {}
     for record in records:
         way, _, state = record["timed"].partition(", ")
         about = [record[key] for key in ("tokens", "d", "dtype", "implementation")]
-        found.setdefault((*about, way, record.get("pass", "out of memory")), {})[state] = record
+        results.setdefault((*about, way, record.get("pass", "out of memory")), {})[state] = record
     table = []
-    for about, measured in found.items():
+    for about, measured in results.items():
         cells = [*map(str, about)]
         for state in STATES:
             cells += figures(measured[state]) if state in measured else [""] * 4

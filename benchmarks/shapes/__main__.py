@@ -118,7 +118,7 @@ def measure(shape: Shape, folder: Path) -> list[dict]:
     for ds_config, ranks in (shape.first, shape.second):
         run = folder / f"{ds_config}-{ranks}"
         measured = train(run, ds_config, ranks, resume, [*sets, f"train.micro_batch_size={MICRO}"])
-        windows = MICRO * shape.first[1] // ranks  # of a rank; the second run keeps the first one's global batch
+        windows = MICRO * shape.first[1] // ranks  # per rank; the second run keeps the first one's global batch
         micro = min(MICRO, windows)
         split = [f"train.micro_batch_size={micro}", f"train.gradient_accumulation_steps={windows // micro}"]
         recipe = Recipe.load("quickstart", [*sets, *split])

@@ -43,7 +43,7 @@ class Candidate:
     update: Update
     batches: list[Batch]
     peak_bytes: int | None
-    seconds: list[float] = field(default_factory=list)  # of each counted update
+    seconds: list[float] = field(default_factory=list)  # one per counted update
     process_seconds: list[float] = field(default_factory=list)  # the same, of all threads of the host
     first_seconds: float | None = None  # GPU: of the first passes over the batches, which compile and capture
     kernel_seconds: float | None = None  # GPU: the sum of the times of an update's kernels

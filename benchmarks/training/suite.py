@@ -27,7 +27,7 @@ from swep_ds.training.engine import build_engine
 
 WIDTH = 170  # characters of the printed tables
 SHOWN = 15  # rows of a profile's table
-COLUMNS = {  # of the table: a figure, its title and the factor of its unit
+COLUMNS = {  # the table's: a figure, its title and the factor of its unit
     "zero_stage": ("ZeRO", 1),
     "median_update_seconds": ("ms", 1e3),
     "time_ratio": ("x", 1),

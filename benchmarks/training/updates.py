@@ -24,7 +24,7 @@ from swep_ds.training.engine import Engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 
-PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)  # of the published code
+PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)  # the published code's
 Update = Callable[[Batch, int], None]
 
 

@@ -24,7 +24,7 @@ class Way(NamedTuple):
 
     method: str  # with its execution
     loop: str  # PLAIN, TRAINER, PUBLISHED, or else the engine's
-    settings: Sequence[str]  # of SETTINGS, those that it adds
+    settings: Sequence[str]  # what it adds to SETTINGS
     recipe: Recipe
     ds_config: str
 

@@ -35,10 +35,10 @@ COUNTS = (100, 300)  # corrections, or random pairs
 PASSES = 2  # over them
 ASKED = 400  # questions of the pool
 TESTED = 250  # questions of other articles
-UNANSWERED = 100  # of these are also asked about a passage that does not answer them
-PASSAGES = 3  # of all texts, which are read for a question
+UNANSWERED = 100  # so many are also asked about a passage that does not answer them
+PASSAGES = 3  # read for each question
 LONGEST = 100  # words of a paragraph of --others: as many as a passage has
-MIXED = 1 / 3  # of the windows in each update: questions of the start, so that the model still declines
+MIXED = 1 / 3  # the share of the start's questions in each update, so that the model still declines
 ARMS = ("corrections", "random pairs")
 MODES = ("may decline", "must answer")
 WAYS = ("texts", "passage")  # how the test is asked: over all texts, or about the passages that hold the answer
@@ -87,10 +87,10 @@ def ask(run: Path, examples: list[Example], texts: dict[str, str] | None = None)
     """Asks a run's model about the contexts or, given `texts`, about all of these, always at null threshold 0."""
     model = sd.QuestionAnswerer(run / "model", null_threshold=0.0)
     if texts:
-        found = model.over(texts, PASSAGES).answer([example.question for example in examples], n_best=2)
+        given = model.over(texts, PASSAGES).answer([example.question for example in examples], n_best=2)
     else:
-        found = model.answer([(example.question, example.context) for example in examples], n_best=2)
-    both = [[best[0].text, next((reply.text for reply in best if reply.text), "")] for best in found]
+        given = model.answer([(example.question, example.context) for example in examples], n_best=2)
+    both = [[best[0].text, next((reply.text for reply in best if reply.text), "")] for best in given]
     return dict(zip([example.id for example in examples], both, strict=True))
 
 
@@ -160,8 +160,8 @@ def print_tables(replies: dict[str, list[dict[str, Replies]]], reviews: Reviews)
         compared = ((corrections, "the start"), (pairs, "the start"), (corrections, pairs))
         for (arm, base), mode in product(compared, MODES):
             differences = scored(replies[arm], reviews, mode) - scored(replies[base], reviews, mode)
-            found = estimate([(differences, reviews.clusters)])
-            bounds = zip(found.mean, *found.interval(), strict=True)
+            given = estimate([(differences, reviews.clusters)])
+            bounds = zip(given.mean, *given.interval(), strict=True)
             cells = [f"{mean:+.1f}, {low:+.1f} to {high:+.1f}" for mean, low, high in bounds]
             print(f"| {arm} less {base} | {mode} | {' | '.join(cells)} |")
 

@@ -44,7 +44,7 @@ DISTANCES = (CHOSEN, "unknown words of questions", "words of a context")
 DISTANCES += ("perplexity of contexts", "perplexity of questions", "domain classifier")
 DECLINING = " of runs that decline"
 LEVEL = 90  # percent, of intervals; those of the package are of 95
-ORDER = 4  # of the n-grams of characters
+ORDER = 4  # characters in an n-gram
 SAMPLE = 500  # texts, for n-grams and the domain classifier
 
 
@@ -79,8 +79,8 @@ def distances(training: list[Example], home: list[Example], there: list[Example]
         return math.log(measure(texts[1]) / measure(texts[0]))
 
     def unknown(texts: list[str]) -> float:
-        found = [word for text in texts for word in WORD.findall(text.lower())]
-        return (sum(word not in known for word in found) + 0.5) / (len(found) + 1)
+        units = [word for text in texts for word in WORD.findall(text.lower())]
+        return (sum(word not in known for word in units) + 0.5) / (len(units) + 1)
 
     def length(texts: list[str]) -> float:
         return float(np.mean([len(WORD.findall(text)) for text in texts]))
@@ -104,8 +104,8 @@ def n_gram_model(texts: list[str]) -> Callable[[list[str]], float]:
     alphabet = len({gram[-1] for gram in counts}) + 1
 
     def surprise(texts: list[str]) -> float:
-        found = [gram for text in texts[:: max(1, len(texts) // SAMPLE)] for gram in grams(text)]
-        chances = [(counts[gram] + 0.05) / (prefixes[gram[:-1]] + 0.05 * alphabet) for gram in found]
+        units = [gram for text in texts[:: max(1, len(texts) // SAMPLE)] for gram in grams(text)]
+        chances = [(counts[gram] + 0.05) / (prefixes[gram[:-1]] + 0.05 * alphabet) for gram in units]
         return float(-np.log(chances).mean())
 
     return surprise

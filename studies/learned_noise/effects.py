@@ -23,7 +23,7 @@ from swep_ds.common.files import read_json, read_lines
 EFFECTS = tuple((answer, noise) for answer in ("gold", "guess") for noise in ("learned", "shuffled"))
 ARMS = ("swep", "swep-shuffled")
 OTHERS = ("prior-aug-0-1", "prior-aug-0-333", "mle-two-dropout-masks", "mle-equal-compute")
-SEEDS = 6  # of the points above the line
+SEEDS = 6  # seeds behind the points above the line
 
 
 def line(*cells: str) -> str:

@@ -33,7 +33,7 @@ COUNTS = (10, 50, 200, 1000)
 LEVERS_AT = 200  # pairs
 SEEDS = (0, 1, 2)
 TESTED = 500  # questions
-PARAGRAPHS = 5  # of an article in a text, where many texts are asked
+PARAGRAPHS = 5  # paragraphs of an article in a text, where many texts are asked
 UNANSWERED = 5  # one of so many own questions is asked of a text that does not answer it
 BEST = 100  # passages, of which the first is taken whose text does not hold the answer
 OTHERS = 1000  # questions of a mix that are not own ones
@@ -109,13 +109,13 @@ def texts(examples: list[Example], asked: set[str]) -> dict:
     return {"version": "1.1", "data": data}
 
 
-def make(folder: Path, own: str, others: str) -> None:
+def make(folder: Path, mine: str, others: str) -> None:
     """Writes others.jsonl, the pairs of each seed, texts.json and test.jsonl. Pairs and test share no text."""
     examples = list(read_examples(others, training=True))
     elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in examples)))
     write(folder / "others.jsonl", rows(examples, 2, elsewhere, instead=False))
     examples = []
-    for example in read_examples(own, training=False):
+    for example in read_examples(mine, training=False):
         if example.answers and occurrences(example.context, example.answers[0]):
             examples.append(example)
     articles = sorted({example.article for example in examples})
@@ -216,10 +216,10 @@ def difference(count: int, arm: str, base: str, folders: dict[str, list[Path]]) 
             tested = {"test": run.results.eval["test"]}  # the start has held-out articles as well
             results = run.results.model_copy(update={"eval": tested})
             rows[name].append(Run(folder, name, seed, run.recipe.model.name, recipe=run.recipe, results=results))
-    found = compare(rows, base, QuestionScores())
+    differences = compare(rows, base, QuestionScores())
     cells = [str(count), f"{arm} less {base}"]
     for metric in ("f1", "exact_match"):
-        figures = found[arm, "test", metric]
+        figures = differences[arm, "test", metric]
         low, high = figures["difference_low"], figures["difference_high"]
         cells.append(f"{figures['difference']:+.1f}, {low:+.1f} to {high:+.1f}")
     return f"| {' | '.join(cells)} |"

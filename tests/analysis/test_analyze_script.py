@@ -71,7 +71,7 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     folder = finished(tmp_path)
     document = squad(9, seed=1)
     asked = [paragraph["qas"][0] for article in document["data"] for paragraph in article["paragraphs"]]
-    change_json(folder / "results.json", inputs={})  # of files without a checksum
+    change_json(folder / "results.json", inputs={})  # files without a checksum
     (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), ["data.unanswerable=train"]).dump())
     for qa in asked[::2]:
         qa |= {"answers": [], "is_impossible": True}

@@ -150,26 +150,26 @@ def bootstrap(*rights: list[int]) -> np.ndarray:
     return np.stack([rng.choice(100.0 * np.array(right), (4000, len(right))).mean(1) for right in rights], axis=1)
 
 
-def said(found: dict) -> tuple[str, str]:
+def said(made: dict) -> tuple[str, str]:
     """The headline and the statement under it."""
     page = template("analysis/finding.html.jinja").module
-    return page.headline(found).strip(), " ".join(page.statement(found).split())
+    return page.headline(made).strip(), " ".join(page.statement(made).split())
 
 
 def test_the_finding_and_its_interval():
     rights = {"wiki": [1] * 80 + [0] * 20, "news": [1] * 60 + [0] * 40, "forum": [1] * 20 + [0] * 80}
     answered = {name: asked(right) for name, right in rights.items()}
-    found = domains(results(answered), answered)
+    made = domains(results(answered), answered)
     drawn = bootstrap(*rights.values())
     low, high = np.percentile(100 * (1 - drawn[:, 1:].mean(1) / drawn[:, 0]), [2.5, 97.5])
-    assert found["loss"] == pytest.approx((50, low, high), abs=1.6)
-    assert said(found) == (
+    assert made["loss"] == pytest.approx((50, low, high), abs=1.6)
+    assert said(made) == (
         "On other domains the model loses 50 % of the exact answers that it gives at home.",
         "It answers 80.0 % of the questions of wiki, its source domain, exactly, and 40.0 % of those of 2 other "
         "domains on average. It does best on news (60.0 %) and worst on forum (20.0 %). The 95 % interval of the loss, "
-        f"over questions, is {found['loss'].low:.0f} to {found['loss'].high:.0f} %.",
+        f"over questions, is {made['loss'].low:.0f} to {made['loss'].high:.0f} %.",
     )
-    by_name = {row.name: row for row in found["rows"]}
+    by_name = {row.name: row for row in made["rows"]}
     assert by_name["wiki"].gap is None
     assert by_name[MEAN].total is None
     assert by_name[MEAN].gap.value == pytest.approx(-40 / 3)  # F1 is 2/3 where EM is 0
@@ -191,19 +191,19 @@ def test_the_finding_and_its_interval():
 )
 def test_other_findings(home, away, headline):
     answered = {"wiki": asked(home)} | ({"news": asked(away)} if away else {})
-    found = domains(results(answered), answered)
-    assert said(found)[0] == headline
-    assert MEAN not in {row.name for row in found["rows"]}  # of a single other domain
+    made = domains(results(answered), answered)
+    assert said(made)[0] == headline
+    assert MEAN not in {row.name for row in made["rows"]}  # there is a single other domain
 
 
 def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     answered = {"wiki": asked([1, 0] * 20), "news": asked([1, 0] * 20)}
-    found = domains(results(answered), answered | {"news": asked([1] * 40)})
-    [note] = found["notes"]
+    made = domains(results(answered), answered | {"news": asked([1] * 40)})
+    [note] = made["notes"]
     assert note.startswith("news has no interval: on today's data its answers do not give the scores of the run")
-    assert found["rows"][0].f1.low is not None
-    assert found["rows"][1].f1.low is found["rows"][1].gap.low is found["loss"].low is None
-    assert "interval of the loss" not in said(found)[1]
+    assert made["rows"][0].f1.low is not None
+    assert made["rows"][1].f1.low is made["rows"][1].gap.low is made["loss"].low is None
+    assert "interval of the loss" not in said(made)[1]
     answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
     [note] = domains(results(answered), answered)["notes"]
     assert note.startswith("news, forum share question ids.")
@@ -249,19 +249,19 @@ def test_the_finding_counts_no_question_that_is_rightly_declined():
     lacking = [Example(f"n{n}", "When?", f"text {n}", (), None, "a") for n in range(120)]
     declined = [Answered(example, "", True, 100.0) for example in lacking]
     answered = {"wiki": asked(right["wiki"]) + declined[:100], "news": asked(right["news"]) + declined}
-    found = domains(results(answered), answered)
+    made = domains(results(answered), answered)
     drawn = [bootstrap(values)[:, 0] for values in right.values()]
     low, high = np.percentile(100 * (1 - drawn[1] / drawn[0]), [2.5, 97.5])
-    assert found["loss"] == pytest.approx((100 * 7 / 12, low, high), abs=2)
-    assert said(found)[1].startswith(
+    assert made["loss"] == pytest.approx((100 * 7 / 12, low, high), abs=2)
+    assert said(made)[1].startswith(
         "It answers 80.0 % of the questions with an answer of wiki, its source domain, exactly, and 33.3 % of those of "
         "news."
     )
-    assert [row.exact_match.value for row in found["rows"]] == pytest.approx([80, 100 / 3])  # what the headline names
-    assert [row.total for row in found["rows"]] == [100, 120]
-    found = domains(results({"wiki": declined}), {})
-    assert found["notes"] == ["No question of wiki, the source domain, has an answer."]
-    assert found["rows"] == []
+    assert [row.exact_match.value for row in made["rows"]] == pytest.approx([80, 100 / 3])  # what the headline names
+    assert [row.total for row in made["rows"]] == [100, 120]
+    made = domains(results({"wiki": declined}), {})
+    assert made["notes"] == ["No question of wiki, the source domain, has an answer."]
+    assert made["rows"] == []
 
 
 def test_places_are_those_of_a_pattern_that_ignores_case():

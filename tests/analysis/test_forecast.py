@@ -226,7 +226,7 @@ def test_runs_are_read_from_their_folders(tmp_path):
     assert home.known == {"a", "b", "c", "which", *map(str, range(12))}
     with pytest.raises(InputError, match="no runs: name the folder"):
         read_home([])
-    [made] = sd.forecast(folders).values()  # of the set that they were tested on next
+    [made] = sd.forecast(folders).values()  # the set that they were tested on next
     assert made.truth == pytest.approx([100, 100])  # both runs have all four right
     assert json.loads((folders[0] / "forecast" / "far.json").read_text())["f1"][0] == made.f1.value
     for number, folder in enumerate(folders):  # as many questions, but others

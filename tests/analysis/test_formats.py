@@ -258,7 +258,7 @@ def test_points_bands_and_axes_are_the_tables():
     figure = plotted(blocks, "share of questions")
     panels = figure.axes
     assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
-    [line] = panels[0].lines  # of SWEP there is no run
+    [line] = panels[0].lines  # SWEP has no run
     assert line.get_xydata().tolist() == [[9, 40], [80, 60]]
     [band] = panels[0].collections
     assert {(9, 38), (9, 42)} <= set(map(tuple, band.get_paths()[0].vertices))

@@ -78,7 +78,7 @@ def test_intervals_hold_the_mean_and_are_no_wider_than_those_of_the_labels():
 def test_the_estimate_is_that_of_least_squares_and_the_interval_wilsons():
     rng = np.random.default_rng(1)
     predicted = rng.random(60)
-    stratum_n = np.repeat([0, 1], [8, 12])  # of two strata of 30
+    stratum_n = np.repeat([0, 1], [8, 12])  # drawn from two strata of 30
     rows = rng.permutation(60)[:20]
     scores = rng.choice([0, 40, 100], 20)
     result = estimate(scores, predicted, rows, stratum_n)
@@ -205,7 +205,7 @@ def test_what_is_suggested_is_labelled_in_a_spreadsheet_and_read_back(asked, tmp
     assert [example.answers for example in examples] == [accepted[n] for n in given]
     assert read_strata.tolist() == strata[given].tolist()
     with pytest.raises(InputError, match=r"the stratum '\d of 5 \(200 questions\)' is none of this text"):
-        read_labelled(file, [*asked, replace(asked[0], id="q200")])  # of another size, whose strata are others
+        read_labelled(file, [*asked, replace(asked[0], id="q200")])  # another size has other strata
     # a second round keeps the answers
     more, strata = suggest(np.arange(200) / 2, 90)
     write_suggested(file, asked, more, strata, examples)

@@ -16,7 +16,7 @@ from tests.support import fake_runs
 from tests.support.bad_input import refused
 
 SIZES = {"squad": 30, "nyt": 30, "bio": 20}
-RIGHT = {  # of 30 and 20 shifted questions, by source, method and seed
+RIGHT = {  # right answers to 30 and 20 shifted questions, by source, method and seed
     ("first", "MLE"): [(10, 8), (12, 9), (14, 8)],
     ("first", "SWEP"): [(15, 9), (15, 11), (18, 10)],
     ("second", "MLE"): [(20, 4)],
@@ -26,7 +26,7 @@ GPU = "1 x NVIDIA H200, 139 GiB each"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def archived(tmp_path_factory):
     """Two sweeps; SWEP's runs of the second one are not there."""
     folder = tmp_path_factory.mktemp("leaderboard")
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
@@ -45,8 +45,8 @@ def found(tmp_path_factory):
     return [folder / source / "runs" for source in ("first", "second")]
 
 
-def test_means_differences_and_costs(found):
-    board = leaderboard.make(find_runs(found))
+def test_means_differences_and_costs(archived):
+    board = leaderboard.make(find_runs(archived))
     entries = board.cells.set_index(["source", "method"])
     assert board.against == "MLE"
     assert [*entries.index] == [("first", "SWEP"), ("first", "MLE"), ("second", "MLE")]  # the best of a source first
@@ -83,13 +83,13 @@ def test_costs_are_means_over_runs_and_count_a_first_stage():
     assert costs({"train": first}, {"train": second}) == [55, 15, unknown]
     assert costs({"train": first, "pretraining": {"data": "x"} | second}) == [110, 30, unknown]
     assert costs({"train": {"updates": 50, "device_seconds": 3.0}}) == [50, unknown, 3]
-    old = {"updates": 50, "seconds": 9.0}  # of an earlier version
+    old = {"updates": 50, "seconds": 9.0}  # as an earlier version wrote it
     assert costs({"train": first}, {"train": old}) == [50, unknown, unknown]
     assert costs({"train": first, "pretraining": {"data": "x"} | old}) == [100, unknown, unknown]
 
 
-def test_the_command_prints_and_writes_it(found, tmp_path, monkeypatch, capsys):
-    words = ["table", *map(str, found), "--leaderboard", "--output", str(tmp_path / "out")]
+def test_the_command_prints_and_writes_it(archived, tmp_path, monkeypatch, capsys):
+    words = ["table", *map(str, archived), "--leaderboard", "--output", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", words)
     table_command.table()
     printed = capsys.readouterr().out
@@ -106,8 +106,8 @@ def test_the_command_prints_and_writes_it(found, tmp_path, monkeypatch, capsys):
     drawn = forest.read_text()
     for text in ("F1 on shifted text less MLE (points), 95 % intervals", "SWEP (n = 3)", "first"):
         assert f"<!-- {text} -->" in drawn
-    (found[0] / "mle-seed2" / "results.json").unlink()
-    shown = leaderboard.publish(find_runs(found), tmp_path / "fewer")
+    (archived[0] / "mle-seed2" / "results.json").unlink()
+    shown = leaderboard.publish(find_runs(archived), tmp_path / "fewer")
     assert "(2 of 3 seeds)" in (tmp_path / "fewer" / "leaderboard.md").read_text()
     assert shown.cells["seeds"].dropna().tolist() == [3]
     monkeypatch.setattr("sys.argv", [*words, "--line", "squadshifts"])

@@ -258,7 +258,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     assert "(the text holds no answer)" in shown
     trained_on = "Trained on mine.json (25 %), squad.json (75 %); home: squad.json"
     assert trained_on in page.texts["settings"]
-    others = against[2].texts  # of a run whose questions all have answers
+    others = against[2].texts  # a run whose questions all have answers
     assert "declined" not in others["answers"]
     assert "without an answer" not in others["domains"]
 

@@ -238,7 +238,7 @@ def test_numbers_are_the_papers():
         ("BERT-base", "SWEP", "amazon", (62.42, 76.84)),
         ("/models/bert-base-uncased", "adv_aug", "new_wiki", (77.29, 88.38)),
         ("google/electra-small-discriminator", "swep", "NYT", (75.18, 84.18)),
-        ("ELECTRA-small", "SWEP", "amazon_reviews", (60.89, 74.06)),  # of the main table, not of the ablations
+        ("ELECTRA-small", "SWEP", "amazon_reviews", (60.89, 74.06)),  # the main table's, not the ablations'
         ("ELECTRA-small", "SWEP, additive", "nyt", (73.87, 83.1)),
         ("ELECTRA-small", "without KL", "Amazon", (59.10, 72.74)),
         ("ELECTRA-small", "SWEP, no L_MLE", "bioasq", (37.89, 53.80)),

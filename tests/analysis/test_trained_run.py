@@ -70,7 +70,7 @@ def test_the_questions_are_those_that_the_run_answered(tmp_path):
     whole = run.test_examples()
     assert whole == run.test_examples("test")
     assert len(run.training_examples()) == 42
-    # of a set that chose a checkpoint, the other half
+    # the other half of a set that chose a checkpoint
     halved = replace(run, recipe=Recipe.load(str(tmp_path / "recipe.yaml"), ["eval.select_on=test"]))
     assert halved.test_examples() == halves(whole)[1] != whole
 

@@ -28,7 +28,7 @@ from tests.support.tiny_objective import JOINT
 
 class ScaledSettings(sd.Settings):
     name: Literal["scaled"] = "scaled"
-    scale: float = 0.1  # of the noise
+    scale: float = 0.1  # the noise's
     side: Literal[-1, 1] = 1
     extra: Any = None
 

@@ -154,7 +154,7 @@ def test_the_card_of_what_is_saved_asks_it_as_the_package_does(tmp_path, capsys)
     assert "- Method: swep (noise learned, beta 0.001, " in card.text
     assert f"- Last evaluation, after 0 updates: loss {run.state.log_history[-1]['eval_loss']:.4g}\n" in card.text
     _, plain = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
-    text = " ".join(tiny.SENTENCES)  # of several windows
+    text = " ".join(tiny.SENTENCES)  # takes several windows
     for asked in ("It was founded in 1204 by an abbot.", text):
         code = plain.replace("PATH_OF_THIS_FOLDER", str(tmp_path))
         capsys.readouterr()

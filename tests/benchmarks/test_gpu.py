@@ -100,7 +100,7 @@ def test_a_step_that_fails_loses_nothing_and_is_run_again(tmp_path):
     (out / "archive.tar.xz").unlink()
     code, states, _ = steps(tmp_path, body.replace("exit 3", "echo again; exit 0").replace("sleep 60", "true"))
     assert (code, states["second"]) == (0, "done")
-    said, _, started, *again = (out / "second.log").read_text().splitlines()  # of all starts
+    said, _, started, *again = (out / "second.log").read_text().splitlines()  # lines of all starts
     assert (said, again) == ("why", ["why", "again"])
     assert started.startswith("== started again, ")
     assert (tmp_path / "first").read_text() == "1\n"  # ran once

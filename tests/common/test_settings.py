@@ -24,7 +24,7 @@ from tests.support.bad_input import refused
 
 class Plain(Section):
     name: Literal["plain"] = "plain"
-    rate: float = 1.0  # of learning
+    rate: float = 1.0  # learning rate
 
 
 class Kind(Section):
@@ -35,12 +35,12 @@ class Kind(Section):
 class Base(Section):
     # how many,
     count: int = 1  # at least
-    limit: int | None = None  # of the base
+    limit: int | None = None  # the base's limit
 
 
 class Recipe(Base):
     kinds: ClassVar = {"method": {"plain": Plain, "kind": Kind}}
-    limit: float | None = None  # of the recipe
+    limit: float | None = None  # the recipe's limit
     method: Plain | Kind = Field(Plain(), discriminator="name")
     names: dict[str, str] = Field({})
 

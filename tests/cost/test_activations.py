@@ -73,7 +73,7 @@ def test_half_precision_takes_half_and_fused_attention_keeps_no_probabilities():
     full, half = (count("bert", model=wide, precision=precision).plain for precision in ("fp32", "bf16"))
     assert 0.5 * full < half < 0.65 * full  # dropout's masks and the loss stay
     less = count("bert").plain - count("bert", on_gpu=True).plain
-    assert less > 2 * N * 2 * T * T * 4  # of 2 layers and 2 heads: the probabilities, beside what dropout keeps
+    assert less > 2 * N * 2 * T * T * 4  # 2 layers and 2 heads: the probabilities, beside what dropout keeps
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])

@@ -82,9 +82,9 @@ def test_zero_3_pads_every_parameter_and_offload_moves_states_to_the_host():
 
 
 def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():
-    model = 1000  # of the 1110, the rest is the method's
+    model = 1000  # the rest of the 1110 is the method's
     assert states(0, average="ema").optimizer == states(0).optimizer + 4 * model
-    for stage, part in ((1, 556), (2, 556), (3, 555)):  # of one of two ranks: 556 in flat buffers, else 500 + 50 + 5
+    for stage, part in ((1, 556), (2, 556), (3, 555)):  # one of two ranks: 556 in flat buffers, else 500 + 50 + 5
         assert states(stage, average="ema").optimizer == states(stage).optimizer + 4 * part
         # the mean with the start is beside the start and the last weights while it is tested
         assert states(stage, average="start").evaluating == states(stage, average="ema").evaluating + 4 * part

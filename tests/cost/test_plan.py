@@ -225,7 +225,7 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
         "parameters: 2,851,512,320 of the model",
         "updates and tokens: not known, because",
         "its tokenizer knows no words",
-        "activations of the widest micro-batch, 4 x 384 tokens",  # of data.max_length
+        "activations of the widest micro-batch, 4 x 384 tokens",  # data.max_length
         "swep-ds train --ranks 8 --ds_config zero",
     ):
         assert part in text
@@ -243,7 +243,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         known = self.path.startswith(f"/{MODEL}/")
-        there = bool(re.fullmatch(rf"/{MODEL}/resolve/(main|a+)/config.json", self.path))  # of the name or its commit
+        there = bool(re.fullmatch(rf"/{MODEL}/resolve/(main|a+)/config.json", self.path))  # by the name or its commit
         body = json.dumps(T5_BASE).encode() if there else b"{}"
         self.send_response(200 if there else 404)
         self.send_header("Content-Length", str(len(body)))

@@ -73,7 +73,7 @@ def task(id_: int, question: str, *annotations: list[dict] | None, **data) -> di
     return {"id": id_, "data": {"text": CONTEXT, "question": question, **data}, "annotations": made, "predictions": []}
 
 
-def annotation(id_: int, question: str, regions, **other) -> dict:
+def annotation(id_: int, question: str, regions, **fall) -> dict:
     """A row of Label Studio's JSON-MIN."""
     row = {
         "id": id_,
@@ -82,23 +82,23 @@ def annotation(id_: int, question: str, regions, **other) -> dict:
         "annotator": 1,
         "annotation_id": 10 * id_,
         "lead_time": 2.5,
-        **other,
+        **fall,
     }
     return row if regions is None else {**row, "mark": regions}
 
 
-def prodigy(question: str, *spans: tuple[str, int], answer="accept", **other) -> dict:
+def prodigy(question: str, *spans: tuple[str, int], answer="accept", **fall) -> dict:
     marked = [{"start": start, "end": start + len(text), "label": "ANSWER"} for text, start in spans]
     row = {"text": CONTEXT, "question": question, "_task_hash": 5, "_view_id": "ner_manual", "answer": answer}
-    return {**row, "spans": marked, **other}
+    return {**row, "spans": marked, **fall}
 
 
-def doccano(question: str, *spans: tuple[str, int], **other) -> dict:
+def doccano(question: str, *spans: tuple[str, int], **fall) -> dict:
     marked = [[units(start), units(start + len(text)), "ANSWER"] for text, start in spans]
-    return {"id": 4, "text": CONTEXT, "question": question, "label": marked, "Comments": [], **other}
+    return {"id": 4, "text": CONTEXT, "question": question, "label": marked, "Comments": [], **fall}
 
 
-def argilla(id_: str, question: str, *responses: tuple[str, list | None], **other) -> dict:
+def argilla(id_: str, question: str, *responses: tuple[str, list | None], **fall) -> dict:
     """A flattened record; a response is its status and the (text, start) pairs."""
     values = [
         None
@@ -108,7 +108,7 @@ def argilla(id_: str, question: str, *responses: tuple[str, list | None], **othe
     ]
     row = {"id": id_, "context": CONTEXT, "question": question, "span.suggestion": None}
     statuses = [status for status, _ in responses]
-    return {**row, "span.responses": values or None, "span.responses.status": statuses or None, **other}
+    return {**row, "span.responses": values or None, "span.responses.status": statuses or None, **fall}
 
 
 YEAR_PAIR = ("1894", CONTEXT.index("1894"))
@@ -363,9 +363,9 @@ def test_rows_of_other_data_with_labels_are_no_exports(save, row):
 
 
 def test_labels_are_compared_in_any_case_and_typed_answers_are_left_out(save):
-    one, other = doccano(YEAR, YEAR_PAIR), doccano(FALL, FALL_PAIR)
-    other["label"][0][2] = other["label"][0][2].upper()
-    assert pairs(one, other) == [[YEAR_PAIR], [FALL_PAIR]]
+    year, fall = doccano(YEAR, YEAR_PAIR), doccano(FALL, FALL_PAIR)
+    fall["label"][0][2] = fall["label"][0][2].upper()
+    assert pairs(year, fall) == [[YEAR_PAIR], [FALL_PAIR]]
     typed = task(2, FALL, [])
     typed["annotations"][0]["result"] = [{"from_name": "note", "type": "textarea", "value": {"text": ["in 1894"]}}]
     shown, remarks = rows(task(1, YEAR, [region(*YEAR_PAIR)]), typed)

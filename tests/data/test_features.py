@@ -225,7 +225,7 @@ def test_a_prompt_is_the_plain_text(name):
     assert (row["target_ids"], features.targets_cut) == (tokenizer("").input_ids, 0)
 
 
-GOLDS = [  # of the first, only a part of the second is in its context
+GOLDS = [  # only a part of the first one's second answer is in its context
     dataclasses.replace(EXAMPLES[0], answers=("an abbot from the northern valley", "by an abbot")),
     dataclasses.replace(EXAMPLES[1], answers=("not  too small and not too big", "It is not too small; is it?")),
     dataclasses.replace(EXAMPLES[3], answers=(), span=None),
@@ -389,7 +389,7 @@ def test_a_build_that_fails_leaves_nothing(cached, monkeypatch, tmp_path):
     _, again, folder = cached
     before = sorted(folder.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # of a file's bytes: writing more fails
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # bytes in a file: writing more fails
     try:
         assert f"{folder}: tokenised windows cannot be written" in bad_input.refused(again, training=False)
     finally:

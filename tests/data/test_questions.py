@@ -120,7 +120,7 @@ def test_a_test_set_without_any_answer_is_withheld(save):
     for last in (ANSWERED, IMPOSSIBLE):
         examples = read_examples(save([*silent, last]), training=False, choices=Choices("train"))
         assert not any(example.withheld for example in examples)
-    assert "has no answer; give it, or set data.unanswerable" in refused(save(silent))  # of training
+    assert "has no answer; give it, or set data.unanswerable" in refused(save(silent))  # in training
     assert "do not train on withheld answers, or set is_impossible" in refused(save(silent), choices=Choices("train"))
 
 

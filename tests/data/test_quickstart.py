@@ -11,7 +11,7 @@ from swep_ds.data.questions import judged_items
 from swep_ds.data.quickstart import DOMAINS, SOURCE, corpus
 
 PAIRS = [(SOURCE, "train"), *((domain, "test") for domain in DOMAINS)]
-SHA256 = {  # of all domains' texts of a split, without and with unanswerable questions
+SHA256 = {  # all domains' texts of a split, without and with unanswerable questions
     ("train", False): "49eac14f300c7dd9fb03d0c5ac43cd807d1379ef4e4f1b0a3281d15c26c60028",
     ("test", False): "2847c9d35ec9a33de81e87a908df27fee1c5cacb5a7b48cf31f3a93c5ac730e7",
     ("train", True): "b2ecab2eb794c980a4153d65319b1e437dec3130d5ffb7bdf77125a8d746a33d",
@@ -45,7 +45,7 @@ def test_the_corpus_is_the_same_on_every_platform_and_every_answer_is_at_its_off
             assert [qa for qa in new["qas"] if qa["answers"]] == old["qas"]
         choices = Choices(unanswerable="train")
         judged = [*judged_items("v2", document_items(data), choices, training=True, labels=True)]
-        assert not any(question.fault or question.remark for question in judged)  # of offsets and is_impossible
+        assert not any(question.fault or question.remark for question in judged)  # neither offsets nor is_impossible
         asked = [question.example for question in judged]
         assert len({example.id for example in asked}) == len(asked)
         assert not any("{" in example.question + example.context for example in asked)

@@ -131,7 +131,7 @@ def test_a_folders_files_are_read_in_name_order_or_told_apart_by_the_splits_that
     read = functools.partial(read_examples, str(tmp_path))
     assert [e.id for e in read(training=True)] == ["q2"]
     plain.rename(tmp_path / "validation-00000-of-00001.parquet")
-    assert [e.id for e in read(training=True)] == ["q2"]  # of one split, the folder is that split
+    assert [e.id for e in read(training=True)] == ["q2"]  # a folder of one split is that split
     save(LAYOUTS["Parquet"](WHEN), "train-00001-of-00002.parquet")
     save(gzip.compress(LAYOUTS["squad"](WHEN | {"id": "q3"})), "train-00000-of-00002.json.gz")
     assert [e.id for e in read(training=True)] == ["q3", "q1"]

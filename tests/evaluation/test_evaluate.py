@@ -114,7 +114,7 @@ def on_rank(monkeypatch):
     return become
 
 
-# of each token of the vocabulary; they take gradients, as a model's weights do
+# one per token of the vocabulary; they take gradients, as a model's weights do
 LOGITS = torch.randn(2, 200, generator=torch.Generator().manual_seed(0)).requires_grad_()
 SIZES = tiny.WindowSettings(max_length=32, doc_stride=8, max_query_length=8)
 
@@ -144,8 +144,8 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
         model = mock.Mock(side_effect=predict)
         decode(model, decoder, windows, tiny.wordpiece(), batch_size=2)
         assert model.call_count == 20
-        own = np.array(windows["example"]) % world == rank
-        longest = [max(call.args[0].lengths) for call in model.call_args_list[: -(-own.sum() // 2)]]
+        mine_N = np.array(windows["example"]) % world == rank
+        longest = [max(call.args[0].lengths) for call in model.call_args_list[: -(-mine_N.sum() // 2)]]
         assert longest == sorted(longest, reverse=True)  # memory peaks at once
         assert list(decoder.n_best(1)) == [example.id for example in examples[rank::world]]
         answers |= decoder.n_best(5)
@@ -228,7 +228,7 @@ def test_the_table_has_the_source_first_rows_for_questions_without_an_answer_and
         ("forum", "66.67", "66.67", "3"),
         ("with an answer", "100.00", "100.00", "1"),
         ("without an answer", "50.00", "50.00", "2"),
-        ("out-of-domain mean", "58.89", "67.39", ""),  # of equal weights
+        ("out-of-domain mean", "58.89", "67.39", ""),  # weights are equal
     ]
     for names in (["wiki"], ["wiki", "news"]):  # the mean of one would repeat it
         print_scores({name: SCORES[name] for name in names}, "mle")

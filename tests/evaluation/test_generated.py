@@ -31,7 +31,7 @@ def decode(*windows: tuple, tokenizer=TOKENIZER) -> GeneratedAnswers:
 def test_the_most_probable_window_wins_whatever_the_order():
     windows = [(1, written("the bridge"), -0.5), (0, written("an abbot"), -0.1), (1, written(""), -0.7)]
     windows.append((0, written("the river"), -0.2))
-    # of whole sequences, where the scores are means over tokens
+    # sums over whole sequences, where the scores are means over tokens
     expected = {"a": math.exp(-0.1 * len(windows[1][1])), "b": math.exp(-0.5 * len(windows[0][1]))}
     for order in (windows, windows[::-1]):
         decoder = decode(*order)

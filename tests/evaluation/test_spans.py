@@ -34,8 +34,8 @@ def decodings(draw):
         for _ in range(draw(st.integers(0 if example else 1, 3))):
             question, context = draw(st.integers(0, 3)), draw(st.integers(1, 5))
             part = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
-            own = draw(st.just((question, question + context)) | part)
-            bounds = dict(zip(NAMES, (*own, question, question + context), strict=True))
+            drawn = draw(st.just((question, question + context)) | part)
+            bounds = dict(zip(NAMES, (*drawn, question, question + context), strict=True))
             start = [character + i for i in range(context)]
             ends = itertools.accumulate((s + 1 + draw(st.integers(0, 2)) for s in start), max)
             places = {"offset_start": start, "offset_end": list(ends)}

@@ -83,7 +83,7 @@ def test_noise_follows_the_sample_not_the_batch_its_padding_or_its_chunks(monkey
     padded = torch.nn.functional.pad(mask, (0, 4))
     longer = torch.nn.functional.pad(embeddings, (0, 0, 0, 4)), torch.nn.functional.pad(params, (0, 0, 0, 4))
     assert_same([x[:, :9] for x in run(*longer, padded, sample_ids)], together)
-    for rows in (2, 5):  # of 36: the last chunk of 5 has one
+    for rows in (2, 5):  # 36 rows: the last chunk of 5 has one
         monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", rows * 16)
         assert_same(run(embeddings, params, mask, sample_ids), together)
 
@@ -123,10 +123,10 @@ def test_an_output_that_nobody_uses_has_no_part_in_the_gradient(mode):
     for used, unused in ((0, 1), (1, 0)):
         outputs = run(*inputs, mode)
         weights = torch.rand(outputs[used].shape, dtype=torch.float64)
-        one = torch.autograd.grad(outputs[used], leaves, weights, retain_graph=True, allow_unused=True)
+        alone = torch.autograd.grad(outputs[used], leaves, weights, retain_graph=True, allow_unused=True)
         zeros = [weights, torch.zeros_like(outputs[unused])]
         both = torch.autograd.grad(outputs, leaves, zeros[::-1] if used else zeros)
-        for got, want in zip(one, both, strict=True):
+        for got, want in zip(alone, both, strict=True):
             assert torch.equal(torch.zeros_like(want) if got is None else got, want)
 
 

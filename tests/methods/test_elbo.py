@@ -11,7 +11,7 @@ from tests.support import tiny_batches
 from tests.support.tiny_objective import JOINT, objective
 
 ALPHA, NOISE_VARIANCE = 0.1, 0.3
-DRAWS, WINDOWS = 4000, 800  # of the closed form, of the model
+DRAWS, WINDOWS = 4000, 800  # for the closed form, for the model
 
 
 def log_normal(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:

@@ -142,7 +142,7 @@ def test_smoothed_targets_are_uniform_over_a_windows_tokens_or_the_vocabulary(ar
     torch.testing.assert_close(statistics["nll_clean"], output.nll.mean().detach())
 
 
-DRAWS = [  # of update 4
+DRAWS = [  # update 4's
     ("swep", {}, [4]),
     ("swep", {"separate_hidden_pass": True, "mle_weight": 0.3}, [4]),
     ("swep", {"mle_weight": 0.0}, [4]),

@@ -60,7 +60,7 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     selection, trained = results["selection"], results["train"]
     assert (selection["data_set"], selection["update"], selection["total"]) == ("held_out", 1, calibrator.questions)
     assert (trained["updates"], trained["examples"]) == (1, len(load_examples(recipe)[0]))
-    windows = trained["samples_per_second"] * trained["seconds"]  # of one update of one rank
+    windows = trained["samples_per_second"] * trained["seconds"]  # one update of one rank
     assert windows == pytest.approx(recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps)
     for name in recipe.test_sets:
         examples = reported_examples(recipe, name)

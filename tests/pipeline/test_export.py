@@ -176,7 +176,7 @@ def test_model_card_of_two_stages_and_of_a_run_that_was_not_tested():
     stage = {"train": "pairs.json"}
     _, text = card({"name": "mle"}, {"x": SCORES["wiki"]}, pretrain=stage, eval={"select_on": "x"})
     assert "- Method: mle\n" in text
-    assert "mean out of domain" not in text  # of one data set
+    assert "mean out of domain" not in text  # there is one data set
     assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
     assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
     head, text = card({"name": "mle"}, {})

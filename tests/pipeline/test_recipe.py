@@ -145,7 +145,11 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
     averaged = Recipe.load(str(path), ["train.average=ema", "train.average_decay=0.9", "pretrain.train=pairs"])
     assert averaged.unaveraged() == Recipe.load(str(path), ["pretrain.train=pairs"])
     assert averaged.first_stage().train.average == "none"
-    samples = ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"]  # of the second stage's questions
+    samples = [
+        "method.name=ssmba",
+        "data.augmented=a.json",
+        "pretrain.train=p.json",
+    ]  # for the second stage
     assert Recipe.load(str(path), samples).first_stage().method.name == "mle"
 
 
@@ -187,8 +191,8 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
     for method, variance in (("prior_aug", 0.1), ("swep", 0.2)):
         above = write(tmp_path / "above.yaml", {"extends": "r.yaml", "method": {"name": method}})
         assert Recipe.load(str(above)).method.prior_variance == variance
-    own = ["method.ascent_steps=7", "method.name=adv_aug"]  # its settings may stand before its name
-    assert Recipe.load(str(path), own).method.ascent_steps == 7
+    adversarial = ["method.ascent_steps=7", "method.name=adv_aug"]  # its settings may stand before its name
+    assert Recipe.load(str(path), adversarial).method.ascent_steps == 7
     assert Recipe.load(str(path), ["method={name: swep}", "method.name=mle"]).method.name == "mle"
 
 

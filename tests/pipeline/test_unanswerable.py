@@ -145,7 +145,7 @@ def test_a_model_that_did_not_learn_to_decline_does_not(runs):
     assert "null_threshold" not in results
     assert load_saved(str(runs / "answerable" / "model")).null_threshold is None
     assert all(json.loads((runs / "answerable" / "predictions" / "test.json").read_text()).values())
-    assert results["eval"]["test"]["no_answer_exact_match"] == 0  # of questions that it should have declined
+    assert results["eval"]["test"]["no_answer_exact_match"] == 0  # it should have declined these
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_a_run_goes_the_way_of_the_page(tmp_path):
         threading.setprofile(None)
     assert len(STEPS) > 20
     assert [step for step in STEPS if step not in called] == []
-    rest = iter(called)  # of two updates: a thread makes the first batches, before or after the first update begins
+    rest = iter(called)  # two updates: a thread makes the first batches, before or after the first update begins
     assert [step for step in STEPS if step not in rest] == []  # `in` goes on where the step before was found
 
 

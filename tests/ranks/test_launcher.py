@@ -39,7 +39,7 @@ def test_each_job_has_its_own_devices_unless_runs_share_them(gpus, monkeypatch):
     assert devices(5, 1, sharing=2) == ["0", "1", "2", "3", "0"]
     assert devices(4, 2, sharing=2) == ["0,1", "2,3"] * 2
     assert {job["OMP_NUM_THREADS"] for job in environments(5, 1, sharing=2)} == {"3"}
-    assert {job["OMP_NUM_THREADS"] for job in environments(2, 2, sharing=2)} == {"4"}  # of each rank
+    assert {job["OMP_NUM_THREADS"] for job in environments(2, 2, sharing=2)} == {"4"}  # every rank's
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a,GPU-2b,GPU-3c,GPU-4d")
     assert devices(2, 1) == ["GPU-1a", "GPU-2b"]
 

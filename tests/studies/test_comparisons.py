@@ -45,7 +45,7 @@ def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
     sweep, _ = read_sweep(str(STUDY / "learned_noise.yaml"), tmp_path)
     assert set(comparisons.ARMS) == set(sweep.variants)
     registered, not_registered = comparisons.REGISTERED, comparisons.NOT_REGISTERED
-    monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
+    monkeypatch.setattr(significance, "RESAMPLES", 10)  # the bootstrap is not compared
     of_table = {}
     for pair in (*registered, *not_registered):
         for weights, suffix in (("last", ", unaveraged"), ("average", "")):

@@ -179,7 +179,7 @@ def symnoise(window: Window, settings: Settings, _) -> Tensor:
 
 def lnsr(window: Window, settings: Settings, _) -> Tensor:
     e = window.words()
-    size = settings.noise_scale * e.detach().square().mean(-1, keepdim=True).sqrt()  # of each dimension
+    size = settings.noise_scale * e.detach().square().mean(-1, keepdim=True).sqrt()  # each dimension's
     clean, noisy = window.read(e), window.read(e + window.of_tokens(size * window.drawn(normal, e)))
     length = window.length
     distances = [(a - b)[0, :length].square().sum() / length for a, b in zip(clean.states, noisy.states, strict=True)]

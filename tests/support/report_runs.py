@@ -62,10 +62,10 @@ class Page(HTMLParser):
         return sum(attributes.get("class") == name for _, attributes in self.elements)
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, other: str) -> float:
     """Of two colours, by WCAG 2."""
     luminances = []
-    for colour in (one, other):
+    for colour in (first, other):
         channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])

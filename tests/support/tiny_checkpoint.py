@@ -28,6 +28,6 @@ def write_checkpoint(folder: Path, update: int) -> Path:
     (tag / "state.pt").write_bytes(state())
     done = {"updates": update, "windows": 8 * update, "tokens": 80 * update, "seconds": 1.5}
     content = {"done": done, "setup": {}, "stage": 1, "batch": BATCH, "scores": {}}
-    content["files"] = [{}, {"state.pt": xxh3_64_hexdigest(state())}]  # of a rank 1 that may be gone
+    content["files"] = [{}, {"state.pt": xxh3_64_hexdigest(state())}]  # rank 1 may be gone
     (tag / MANIFEST).write_text(sealed(json.dumps(content)))
     return tag

@@ -20,7 +20,7 @@ from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_run import ROOT
 
 SEED, UPDATES, RATE = 11, 4, 1e-2
-# of sizes that matter in a model as small as this one
+# sizes that matter in a model as small as this one
 SETTINGS = {
     "swep": {"beta": 1e-3, "initialisation": "default", "noise_learning_rate": 5e-2},
     "r_drop": {"divergence_weight": 5.0},

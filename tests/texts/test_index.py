@@ -268,7 +268,7 @@ def killed(folder, step: str) -> None:
 
 
 def test_a_killed_writer_leaves_nothing_wrong(folder, monkeypatch, caplog):
-    killed(folder, "write_atomically")  # of a first building nothing is used
+    killed(folder, "write_atomically")  # nothing of a first building is used
     index = opened(folder)
     assert best(index) == built_at_once(folder, monkeypatch)
     assert len(rebuilt(caplog)) == 1
@@ -312,10 +312,10 @@ def test_a_search_goes_on_while_another_thread_refreshes(folder):
             return getattr(searcher, name)
 
         def search(self, *arguments, **options):
-            found = searcher.search(*arguments, **options)
+            hits = searcher.search(*arguments, **options)
             (folder / "abbey.txt").unlink()
             index.refresh()
-            return found
+            return hits
 
     index._opened = (Interrupted(), names)
     assert index.best(QUESTIONS[0], 5) == expected

@@ -57,7 +57,7 @@ def test_an_answer_is_found_as_word_and_excel_write_it(folder):
             assert example.context[slice(*example.span)] == example.answers[0]
         assert example.context in HANDBOOK or example.article == "year.md"
         assert len(example.context.split()) <= 150
-    assert "tower" in examples[1].context  # of two places the one that the question is about
+    assert "tower" in examples[1].context  # the place that the question is about
     assert {example.article for example in examples} == {"Hand book.txt", "year.md"}
     said = {remark.id: (remark.reason, remark.left_out) for remark in remarks}
     assert said == {"pairs.csv-3": (SEVERAL, False), "pairs.csv-5": (NOWHERE, True)}

@@ -308,10 +308,10 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     asked = ("--questions", str(tmp_path / "asked.csv"), "--output", str(output))
     assert "asked.csv-2': context is empty: give it, or --texts" in refused(answer, question=asked)
     answer("--texts", str(folder), "--n_best", "2", question=asked)
-    found, nothing = map(json.loads, output.read_text().splitlines())
+    answered, nothing = map(json.loads, output.read_text().splitlines())
     replies = QuestionAnswerer(model).over(folder)(QUESTION, 2)
-    assert [found[name] for name in ("question", "answer", "name")] == [QUESTION, replies[0].text, replies[0].name]
-    assert [(each["name"], each["start"], each["end"]) for each in found["answers"]] == [
+    assert [answered[name] for name in ("question", "answer", "name")] == [QUESTION, replies[0].text, replies[0].name]
+    assert [(each["name"], each["start"], each["end"]) for each in answered["answers"]] == [
         (reply.name, reply.start, reply.end) for reply in replies
     ]
     assert (nothing["answer"], nothing["name"], nothing["confidence"]) == ("", None, 0.0)

@@ -232,9 +232,9 @@ def test_what_latest_names_comes_first_and_copies_do_not_count(tags):
     tags[1].rename(tags[1].with_name("update-00000002-backup"))
     tags[1] = write_checkpoint(folder, 10_000_000)
     assert find_checkpoints(folder) == tags[::-1]
-    for latest, found in ((tags[0].name, tags), ("update-00000009", tags[::-1]), ("update-\xff", tags[::-1])):
+    for latest, expected in ((tags[0].name, tags), ("update-00000009", tags[::-1]), ("update-\xff", tags[::-1])):
         (folder / "latest").write_text(latest, "latin-1")
-        assert find_checkpoints(folder) == found
+        assert find_checkpoints(folder) == expected
     (tags[1] / "complete.json").unlink()
     assert find_checkpoints(folder) == tags[:1]
     assert "not a complete checkpoint: name one such as checkpoints/update-" in refused(read_manifest, tags[1])
@@ -244,6 +244,6 @@ def test_what_latest_names_comes_first_and_copies_do_not_count(tags):
 def test_scores_are_read_as_they_were_and_fields_that_are_gone_are_passed_over(tags):
     scores = {2: {"f1": 90.0, "exact_match": 1 / 3, "total": 10}}
     change_sealed(tags[1] / "complete.json", scores=scores)
-    change_sealed(tags[1] / "complete.json", "done", unlogged={})  # of an earlier version
+    change_sealed(tags[1] / "complete.json", "done", unlogged={})  # as an earlier version wrote it
     manifest = read_manifest(tags[1])
     assert (manifest.done.seconds, manifest.scores) == (1.5, scores)

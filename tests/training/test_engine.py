@@ -56,7 +56,7 @@ MLE = {
     "train.warmup_fraction": 1 / 3,
 }
 MLE_RUNS = [(0, 1, 1), (3, 2, 16)]  # ZeRO stage, world size, train.pad_to_multiple_of
-SHARES = (3, 1)  # of train.json and of more.json in a mix
+SHARES = (3, 1)  # train.json's and more.json's in a mix
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
     "without_mle": {"method.mle_weight": 0.0},
@@ -213,13 +213,13 @@ def without_an_engine(folder: Path, variant: str) -> Training:
     recipe, job = job_of(folder, **settings)
     objective = job.objective.train()
     objective.qa.model.get_input_embeddings().requires_grad_(not is_frozen)
-    model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
-    groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
+    model, method = [*objective.qa.parameters()], [*objective.method.parameters()]
+    groups = [{"params": model}, {"params": method, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
     seen = []
     limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
-    clipped = [(model + own, limit)] if own_limit is None else [(model, limit), (own, own_limit)]
+    clipped = [(model + method, limit)] if own_limit is None else [(model, limit), (method, own_limit)]
     for update in range(UPDATES):
         batch, total, statistics = job.batches[update], 0.0, {}
         steps = split(objective, batch, update, progress=update / UPDATES)
@@ -286,7 +286,7 @@ def test_each_group_has_its_norm_and_its_rate_and_is_clipped_alike_at_every_stag
         assert_same_training(run, controlled)
         for mine, other in zip(metrics(run), whole, strict=True):
             assert mine["noise_grad_norm"] == pytest.approx(other["noise_grad_norm"], rel=1e-4)
-            assert mine["noise_grad_norm"] < mine.get("grad_norm", torch.inf)  # of both groups; at ZeRO-0 there is none
+            assert mine["noise_grad_norm"] < mine.get("grad_norm", torch.inf)  # both groups'; at ZeRO-0 there is none
             for key in ("beta", "kl_per_window"):
                 assert mine[key] == pytest.approx(other[key], rel=1e-4)
     assert {line["noise_grad_norm"] > 1.5 for line in whole} == {True, False}  # some are clipped

@@ -17,7 +17,7 @@ from tests.support.graph_stand_in import record, stand_in_graphs
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective
 
-UPDATES = 16  # of two shapes, each with two kinds of measurements, so that each is captured once and replayed twice
+UPDATES = 16  # two shapes, each with two kinds of measurements, so that each is captured once and replayed twice
 METHODS_AND_SETTINGS = {
     "mle": (),
     "symnoise": (),

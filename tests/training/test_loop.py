@@ -231,7 +231,9 @@ def instruments(monkeypatch):
 
     def gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
         names = [*sorted(made._sums), *NUMBERS, "cost", "finite"]
-        rows = [[rank.get(name, own) for name, own in zip(names, mine.tolist(), strict=True)] for rank in made.others]
+        rows = [
+            [rank.get(name, value) for name, value in zip(names, mine.tolist(), strict=True)] for rank in made.others
+        ]
         everyone.copy_(torch.tensor([mine.tolist(), *rows], dtype=mine.dtype).flatten())
 
     monkeypatch.setattr("torch.distributed.all_gather_into_tensor", gather)
@@ -287,7 +289,7 @@ def test_a_line_has_the_rate_of_its_update_and_a_run_no_seconds_of_validation(in
         now[0] += 5.0
         state, score = instruments.report(TrainState(number), True, validate)
     assert (state.seconds, score["f1"]) == (10.0, 50.0)
-    assert state.compute_seconds == pytest.approx(500 + 4 * 30)  # of four ranks, after an earlier start
+    assert state.compute_seconds == pytest.approx(500 + 4 * 30)  # four ranks, after an earlier start
     first, second = instruments.tracker.lines
     assert (first["learning_rate"], second["learning_rate"]) == (0.5, pytest.approx(0.3))
     assert (second["validation_exact_match"], second["validation_f1"]) == (40.0, 50.0)

@@ -34,7 +34,7 @@ ENGINE |= {"bfloat16_enabled"}
 ENGINE |= {"save_checkpoint", "load_checkpoint"}
 # also attributes of much else, or a field of the ds_config
 WORDS = {"save", "load", "device", "overflow", "partition", "loss_scale", "clip_grad", "communication_data_type"}
-# of PyTorch's optimizers; keys of a ds_config and of a checkpoint's files
+# names of PyTorch's optimizers; keys of a ds_config and of a checkpoint's files
 OTHERS = {"param_groups", "params", "state", "enabled", "single_partition_of_fp32_groups"}
 
 
@@ -71,13 +71,13 @@ def words(file: Path) -> set[str]:
 
 def imported(file: Path) -> set[str]:
     """What a source imports of DeepSpeed's private modules, anywhere."""
-    found = set()
+    collected = set()
     for node in nodes(file):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            collected |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module not in MODULES:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found - MODULES - {CONFIG} if name.split(".")[0] == "deepspeed"}
+            collected |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in collected - MODULES - {CONFIG} if name.split(".")[0] == "deepspeed"}
 
 
 def parts(private: Private) -> set[str]:

@@ -78,8 +78,8 @@ def expected(module) -> tuple[list[float], list[float], list[float]]:
 def plain_loop(module, limit: float) -> tuple[list[float], list[float], list[float]]:
     """By PyTorch alone: each update's loss, its learning rate and the norm of the noise generator's gradient."""
     module = deepcopy(module)
-    model, own = [*module.qa.parameters()], [*module.method.parameters()]
-    groups = [{"params": model}, {"params": own, "lr": METHOD["noise_learning_rate"]}][: 1 + bool(own)]
+    model, noise = [*module.qa.parameters()], [*module.method.parameters()]
+    groups = [{"params": model}, {"params": noise, "lr": METHOD["noise_learning_rate"]}][: 1 + bool(noise)]
     settings = {"betas": TRAIN["adam_betas"], "eps": TRAIN["adam_epsilon"], "weight_decay": TRAIN["weight_decay"]}
     optimizer = torch.optim.AdamW(groups, lr=TRAIN["learning_rate"], **settings)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=3, num_training_steps=UPDATES)
@@ -93,7 +93,7 @@ def plain_loop(module, limit: float) -> tuple[list[float], list[float], list[flo
         losses.append(total)
         rates.append(schedule.get_last_lr()[0])
         torch.nn.utils.clip_grad_norm_(model, limit)
-        norms.append(float(torch.nn.utils.clip_grad_norm_(own, OWN_LIMIT)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(noise, OWN_LIMIT)))
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

@@ -105,7 +105,7 @@ def test_draws_invert_the_softmax_over_the_candidates(architecture, monkeypatch)
     drawn = draw(model, inputs, places, torch.from_numpy(uniforms), torch.from_numpy(candidates))
 
     with torch.no_grad():
-        logits = model(**inputs).logits.numpy()  # of all places: no hook is left
+        logits = model(**inputs).logits.numpy()  # at all places: no hook is left
     weights = np.exp(logits[rows, positions][:, candidates].astype(np.float64))
     cumulated = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
     expected = candidates[np.minimum((cumulated <= uniforms[:, None]).sum(1), 4)]
