@@ -1,6 +1,5 @@
 """The thread that asks the model: questions that wait are answered together."""
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -50,7 +49,7 @@ class Asking:
         questions = list(dict.fromkeys(asked.question for asked in together))
         n_best = max((asked.n_best for asked in together), default=1)
         try:
-            replies = dict(zip(questions, self._replies(questions, n_best), strict=True))
+            replies = self._replies(questions, n_best)
         except BaseException as error:  # passed on to those who asked; the thread continues
             if len(questions) > 1:  # the fault of one of them
                 for question in questions:
@@ -63,27 +62,25 @@ class Asking:
             reply = replies[asked.question]
             asked.reply.set_result(reply | {"others": reply["others"][: asked.n_best - 1]})
 
-    def _replies(self, questions: list[str], n_best: int) -> Iterator[dict[str, Any]]:
-        """Those that are kept, and new ones for all others. Raises InputError: a question cannot be asked; Changed: a
-        text has changed after it was read."""
+    def _replies(self, questions: list[str], n_best: int) -> dict[str, dict[str, Any]]:
+        """By question those that are kept, and new ones for all others. Raises InputError: a question cannot be asked;
+        Changed: a text has changed after it was read."""
         self._shown.look()
         texts = self._shown.index.checksum
         if len(self._kept) > KEPT:
             self._kept.clear()
-        new = []
-        for question in questions:
-            kept = self._kept.get((texts, question, n_best))
-            if kept is None or not self._shown.holds(kept):
-                new.append(question)
+        replies = {question: self._kept.get((texts, question, n_best)) for question in questions}
+        new = [question for question, kept in replies.items() if kept is None or not self._shown.holds(kept)]
         count = n_best
         if not self._answerer.generative:  # which gives one
             count += 1  # as no answer may be among them
-        for question, replies in zip(new, self._asks.answer(new, count), strict=True):
-            best, *others = map(self._shown.reply, replies)
+        for question, answers in zip(new, self._asks.answer(new, count), strict=True):
+            best, *others = map(self._shown.reply, answers)
             others = [other for other in others if other["answer"]]
-            reply = {"question": question, **best, "declined": self._declined(replies[0]), "others": others}
-            self._kept[texts, question, n_best] = reply
-        return (self._kept[texts, question, n_best] for question in questions)
+            declined = self._declined(answers[0])
+            replies[question] = {"question": question, **best, "declined": declined, "others": others}
+            self._kept[texts, question, n_best] = replies[question]
+        return replies
 
     def _declined(self, best: Answer) -> str | None:
         """Why a question is declined, if it is."""

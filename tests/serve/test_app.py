@@ -245,6 +245,10 @@ def test_corrections_hold_what_the_model_said(client, session):
     assert (right["right"], wrong["right"], none["right"]) == (True, False, False)
     for row in (right, none):
         assert row["context"][row["said"]["start"] : row["said"]["end"]] == reply["answer"]
+    verdict = {"question": QUESTIONS[0], "said": said | {"answer": "else"}, **place}
+    client.post("/verdicts", json=verdict).raise_for_status()
+    row = list(session.verdicts.rows.values())[-1]
+    assert (row["said"]["answer"], row["said"]["start"], row["right"]) == ("else", None, False)
     assert (wrong["answers"]["text"], none["answers"]["text"]) == ([TEXTS[reply["text"]][0]], [])
     version = opened(client, "none.txt")["version"]
     for bad in (
