@@ -81,7 +81,7 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
         if not session.ready:
             raise HTTPException(503, f"not ready yet: {Progress.latest or 'the model is loading'}")
 
-    def part(name: Literal["asking", "shown", "labels"]) -> Any:
+    def loaded(name: Literal["asking", "shown", "labels"]) -> Any:
         """This attribute of the session. Raises HTTPException: it is not loaded yet, or its mode has none."""
         check_ready()
         if getattr(session, name) is None:
@@ -107,23 +107,23 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
     @app.post("/answer")
     async def answer(asked: Question) -> Reply:
         """The best answer to a question, and others. Questions that wait are answered together."""
-        return await asyncio.wrap_future(part("asking").ask(asked.question, asked.n_best))
+        return await asyncio.wrap_future(loaded("asking").ask(asked.question, asked.n_best))
 
     @app.get("/passages")
     def passages(question: Text) -> dict[str, Any]:
         """The passages that share most with a question, without the model."""
-        return {"passages": part("shown").found(question)}
+        return {"passages": loaded("shown").found(question)}
 
     @app.get("/texts")
-    def texts(part_of_name: Annotated[str, Query(alias="part")] = "") -> dict[str, Any]:
+    def texts(part: str = "") -> dict[str, Any]:
         """The first names of texts that contain a part, in any case, and how many there are."""
-        names = [name for name in part("shown").index.names if part_of_name.casefold() in name.casefold()]
+        names = [name for name in loaded("shown").index.names if part.casefold() in name.casefold()]
         return {"names": names[:NAMES], "count": len(names)}
 
     @app.post("/text")
     def text(name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
         """A whole text, and its version. An address cannot hold each name: some are no UTF-8."""
-        document, version = part("shown").document(name)
+        document, version = loaded("shown").document(name)
         return {"name": name, "text": document.text, "version": version}
 
     @app.post("/verdicts")
@@ -145,7 +145,7 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
         """The next question to label, and the scores so far: EM and F1 of the runs in percent, with their intervals,
         once labels are enough. Questions to skip come last, and `asked` is null after the last one."""
         rows = session.verdicts.rows.values()
-        example = part("labels").next({row["asked"] for row in rows}, skip)
+        example = loaded("labels").next({row["asked"] for row in rows}, skip)
         asked = {"asked": None, "question": None, "context": None}
         if example:
             asked = {"asked": example.id, "question": example.question, "context": example.context}

@@ -105,8 +105,9 @@ class Session:
         folders = [self.verdicts.path.parent, CACHE]
         if self.texts:
             folders.insert(0, self.texts.folder)
-        for folder in filter(Path.is_absolute, folders):
-            sentence = sentence.replace(os.path.join(folder, ""), "").replace(str(folder), folder.name)
+        for folder in folders:
+            if folder.is_absolute() and folder.name:  # the root's name says nothing, and all names hold its slash
+                sentence = sentence.replace(os.path.join(folder, ""), "").replace(str(folder), folder.name)
         return sentence
 
 
