@@ -31,7 +31,7 @@ setup(
             "analysis/*.yaml",
             "analysis/lines/*.yaml",
             "cost/*.jinja",
-            "serve/page.*",
+            "serve/page/*",
         ],
         "swep_ds.ds_configs": ["*.json"],
         "swep_ds.scripts.slurm": ["*.sbatch", "*.sh"],

@@ -121,15 +121,19 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     examples = read_examples(arguments.questions, training=False, choices=choices, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
-    fields = FIELDS if texts is None else (*FIELDS, "name", "page", "heading")
-    if texts is None and (without := [example.id for example in examples if not example.context]):
+    fields, size = FIELDS, QUESTIONS_AT_A_TIME
+    if texts is not None:
+        fields, size = (*FIELDS, "name", "page", "heading"), QUESTIONS_OF_TEXTS_AT_A_TIME
+    elif without := [example.id for example in examples if not example.context]:
         raise InputError(f"question {without[0]!r}: context is empty: give it, or --texts")
-    size = QUESTIONS_AT_A_TIME if texts is None else QUESTIONS_OF_TEXTS_AT_A_TIME
     chunks = Chunks(arguments.output, math.ceil(len(examples) / size))
     answerer = QuestionAnswerer(arguments.model, **kwargs)
-    answerer.check(examples if texts is None else [], n_best)  # passages are checked as they are read
-    asks = None if texts is None else answerer.over(texts, arguments.passages)
-    if asks:
+    asks = None
+    if texts is None:
+        answerer.check(examples, n_best)
+    else:
+        answerer.check([], n_best)  # passages are checked as they are read
+        asks = answerer.over(texts, arguments.passages)
         setup |= {"passages": arguments.passages, "texts": asks.index.checksum}
 
     def ask(asked: list[Example]) -> Iterator[dict[str, Any]]:

@@ -46,7 +46,7 @@ def serve() -> None:
         mode, (model, folder) = "ask", given.served
         if given.texts or given.columns:
             raise InputError("--texts and --columns are those of --label: give it too, or leave them out")
-        texts = FolderTexts(user_path(folder), f"texts {folder}", links_out=False)
+        texts = FolderTexts(user_path(folder), f"texts {user_path(folder)}", links_out=False)
         output = given.output or Path("corrections.jsonl")
     else:
         mode, model = "label", ", ".join(given.served)
@@ -54,7 +54,13 @@ def serve() -> None:
             raise InputError("--null_threshold and --min_confidence: labels are about the runs as they are: leave out")
         texts = given.texts and FolderTexts(given.texts, f"--texts {given.texts}", links_out=False)
         output = given.output or Path("labels.jsonl")
-    listening = _listen(given.host, given.port)  # before the model is loaded, for seconds
+    try:  # before the model is loaded, for seconds
+        family = socket.getaddrinfo(given.host, given.port)[0][0]
+        listening = socket.create_server((given.host, given.port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"--host {given.host} --port {given.port}: cannot be used ({reason(error)}): name another port"
+        ) from None
     try:
         import uvicorn
 
@@ -66,7 +72,11 @@ def serve() -> None:
 
     session = Session(mode, model, texts, Verdicts(output))
     host, port = listening.getsockname()[:2]
-    hosts = LOCAL if host in LOCAL else ["*"]
+    hosts = ["*"]
+    if host in LOCAL:
+        hosts = LOCAL
+    if ":" in host:
+        host = f"[{host}]"
     server = uvicorn.Server(uvicorn.Config(build(session, hosts), log_level="warning", timeout_graceful_shutdown=3))
     failed: list[BaseException] = []
 
@@ -81,21 +91,7 @@ def serve() -> None:
             server.should_exit = True
 
     Thread(target=load, daemon=True).start()
-    shown = f"[{host}]" if ":" in host else host
-    print(f"http://{shown}:{port}: verdicts go to {output}", flush=True)
+    print(f"http://{host}:{port}: verdicts go to {output}", flush=True)
     server.run(sockets=[listening])
     if failed:
         raise failed[0]
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Raises InputError: the address is taken or none of this machine's."""
-    try:
-        [family, *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(2048)
-        return listening
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--host {host} --port {port}: cannot be used ({reason(error)}): name another port") from None

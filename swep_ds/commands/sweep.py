@@ -67,16 +67,20 @@ def sweep() -> None:
     folder, cells, command = read(arguments)
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
-    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
+    chosen = cells
+    if arguments.cell is not None:
+        chosen = [cells[arguments.cell]]
+    known = arguments.ranks
     if arguments.srun:
-        arguments.ranks = None
+        arguments.ranks = known = None
+        tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
+        if tasks.isdecimal():
+            known = int(tasks)
     if not arguments.table:
         from swep_ds.sweeps.conditions import check_runs, check_start
 
         if len(chosen) > 1 or arguments.plan:  # a single run checks itself
             check_runs(chosen)
-        tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-        known = int(tasks) if arguments.srun and tasks.isdecimal() else arguments.ranks
         check_start(cells, chosen, command[-1], known)
     if arguments.plan:
         from swep_ds.cost.plan import plan_sweep
@@ -87,7 +91,9 @@ def sweep() -> None:
     from swep_ds.analysis.runs import runs_of_cells
 
     describe(cells, folder)
-    failed = [] if arguments.table else _run(arguments, cells, chosen, command)
+    failed = []
+    if not arguments.table:
+        failed = _run(arguments, cells, chosen, command)
     if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 

@@ -1,14 +1,14 @@
 """What verdicts are exported to: each file is training data for this package, too."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
 
 from swep_ds.analysis.labelled import NO_ANSWER
 
-Rows = Sequence[dict[str, Any]]  # of `verdicts.row_of`, with their ids
+Rows = Collection[dict[str, Any]]  # of `verdicts.row_of`, with their ids
 COLUMNS = ["id", "question", "title", "context", "answer", "answer_start", "stratum"]
 
 
@@ -31,19 +31,22 @@ def _spans(row: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def table(rows: Rows) -> str:
-    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled: each has a row,
-    with the first answer marked."""
-    lines: dict[str, dict[str, Any]] = {}
+    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled. All that people
+    marked in one context for a question is in its row: lists, as JSON, where they are several."""
+    questions: dict[str, dict[str, list[dict[str, Any]]]] = {}  # by id and context the rows
     for row in rows:
-        id_ = row.get("asked", row["id"])
-        line = {name: row.get(name) for name in COLUMNS} | {"id": id_, "answer": NO_ANSWER}
-        for text, start in _spans(row):
-            line |= {"answer": text, "answer_start": start}
-        former = lines.get(id_, line)  # another person's
-        if former["answer"] not in (line["answer"], NO_ANSWER):
-            line = former  # one of them: a cell holds one answer and its place
-        lines[id_] = line
-    frame = pd.DataFrame(list(lines.values()), columns=COLUMNS, dtype=object)
+        questions.setdefault(row.get("asked", row["id"]), {}).setdefault(row["context"], []).append(row)
+    lines = []
+    for id_, of_question in questions.items():
+        for marked in of_question.values():
+            spans = dict.fromkeys(span for row in marked for span in _spans(row)) or [(NO_ANSWER, None)]
+            texts, starts = zip(*spans, strict=True)
+            line = {name: marked[0].get(name) for name in COLUMNS} | {"answer": texts[0], "answer_start": starts[0]}
+            if len(texts) > 1:
+                line |= {"answer": json.dumps(texts, ensure_ascii=False), "answer_start": json.dumps(starts)}
+            lines.append(line)
+        lines[-len(of_question)]["id"] = id_  # the others keep that of their verdict
+    frame = pd.DataFrame(lines, columns=COLUMNS, dtype=object)
     if frame["stratum"].isna().all():
         del frame["stratum"]
     return "\ufeff" + frame.to_csv(index=False)  # Excel needs the mark
@@ -57,7 +60,8 @@ def label_studio(rows: Rows) -> str:
         task = {"data": {name: row[name] for name in ("id", "question", "title", "context")}}
         task["annotations"] = [{"result": [_region(text, start) for text, start in _spans(row)]}]
         if said := row.get("said"):
-            regions = [] if said["start"] is None else [_region(said["answer"], said["start"])]
+            places = [(said["answer"], said["start"])] * (said["start"] is not None)
+            regions = [_region(text, start) for text, start in places]
             task["predictions"] = [{"score": said["confidence"], "result": regions}]
         tasks.append(task)
     return json.dumps(tasks, ensure_ascii=False)

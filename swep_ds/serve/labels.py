@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from swep_ds.analysis.forecast import scores, signal
-from swep_ds.analysis.labelled import MIN_IN_STRATUM, MIN_LABELLED, STRATA, estimate, labelling_order, stratum_names
+from swep_ds.analysis.labelled import MIN_IN_STRATUM, STRATA, estimate, labelling_order, stratum_names
 from swep_ds.api.forecast import answered
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
@@ -27,32 +27,28 @@ class Labels:
     ):
         if len(examples) < STRATA * MIN_IN_STRATUM:
             raise InputError(f"--label: {len(examples)} questions: give at least {STRATA * MIN_IN_STRATUM}")
-        self._examples = {example.id: example for example in examples}
+        self._examples = examples
+        self._row_of = {example.id: row for row, example in enumerate(examples)}
         self._answers = answers
         self._scorer = scorer
         self._shown: dict[str, float] = {}  # when each question was, last
         self._predicted_N2 = 100 * signal([answered(of_run, examples, scorer) for of_run in answers.values()], scorer)
-        rows, strata = labelling_order(self._predicted_N2[:, METRICS.index("f1")])
+        rows, self._strata = labelling_order(self._predicted_N2[:, METRICS.index("f1")])
         self._order = [examples[row].id for row in rows]
-        self._row_of = {example.id: row for row, example in enumerate(examples)}
         names = stratum_names(len(examples))
-        self.stratum_of = {id_: names[stratum] for id_, stratum in zip(self._order, strata, strict=True)}
-
-    def __len__(self) -> int:
-        """How many questions there are."""
-        return len(self._examples)
+        self.stratum_of = {id_: names[stratum] for id_, stratum in zip(self._order, self._strata, strict=True)}
 
     def example(self, id_: str | None) -> Example:
         """Raises InputError: no question has the id."""
-        if id_ not in self._examples:
+        if id_ not in self._row_of:
             raise InputError(f"asked: no question has the id {id_!r}")
-        return self._examples[id_]
+        return self._examples[self._row_of[id_]]
 
     def check(self, rows: Mapping[str, dict[str, Any]], what: str) -> None:
         """Raises InputError: a row of `what` is no label of these questions."""
         for id_, row in rows.items():
-            example = self._examples.get(row.get("asked"))
-            if example is None or example.question != row["question"]:
+            asked = row.get("asked")
+            if asked not in self._row_of or self.example(asked).question != row["question"]:
                 raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
 
     def next(self, labelled: Collection[str], skipped: Collection[str]) -> Example | None:
@@ -64,15 +60,12 @@ class Labels:
         recently = time.monotonic() - RESERVED
         left.sort(key=lambda id_: (id_ in skipped, self._shown.get(id_, recently) > recently))
         self._shown[left[0]] = time.monotonic()
-        return self._examples[left[0]]
+        return self.example(left[0])
 
     def said(self, id_: str) -> list[dict[str, Any]]:
         """What each run replied to a question."""
-        said = []
-        for run, answers in self._answers.items():
-            text, probability = answers[id_]
-            said.append({"run": run, "answer": text, "probability": probability})
-        return said
+        replies = [(run, *answers[id_]) for run, answers in self._answers.items()]
+        return [dict(zip(("run", "answer", "probability"), reply, strict=True)) for reply in replies]
 
     def scores(self, rows: Collection[dict[str, Any]]) -> dict[str, Any]:
         """The mean scores of the runs by the verdicts `rows`, whose accepted answers to a question are pooled. Labels
@@ -80,27 +73,24 @@ class Labels:
         given: dict[str, tuple[str, ...]] = {}
         for row in rows:
             given[row["asked"]] = (*given.get(row["asked"], ()), *row["answers"]["text"])
-        accepted = {}
-        waits = set()  # strata
-        for id_ in self._order:
+        labelled, strata, waits = [], [], set()
+        for id_, stratum in zip(self._order, self._strata, strict=True):
             if id_ not in given:
-                waits.add(self.stratum_of[id_])
-            elif self.stratum_of[id_] not in waits:
-                accepted[id_] = given[id_]
-        shown = {"labelled": len(given), "questions": len(self._examples)}
-        names = stratum_names(len(self._examples))
-        strata = np.array([names.index(self.stratum_of[id_]) for id_ in accepted], int)
-        counts = np.bincount(strata, minlength=STRATA)
-        missing = max(MIN_LABELLED - len(accepted), int(np.maximum(MIN_IN_STRATUM - counts, 0).sum()))
-        shown["least"] = len(given) + max(missing, 0)
-        if missing > 0:
+                waits.add(stratum)
+            elif stratum not in waits:
+                labelled.append(id_)
+                strata.append(stratum)
+        counts = np.bincount(np.array(strata, int), minlength=STRATA)
+        missing = int(np.maximum(MIN_IN_STRATUM - counts, 0).sum())
+        shown = {"labelled": len(given), "questions": len(self._examples), "least": len(given) + missing}
+        if missing:
             return shown | dict.fromkeys(METRICS)
-        examples = [replace(self._examples[id_], answers=answers) for id_, answers in accepted.items()]
+        examples = [replace(self.example(id_), answers=given[id_]) for id_ in labelled]
         runs = [answered(of_run, examples, self._scorer) for of_run in self._answers.values()]
         true_2n = 100 * scores(runs).mean(0).T
-        labelled = np.array([self._row_of[id_] for id_ in accepted])
+        rows_n = np.array([self._row_of[id_] for id_ in labelled])
         for metric, true_n, predicted_N in zip(METRICS, true_2n, self._predicted_N2.T, strict=True):
-            of_all = estimate(true_n, predicted_N, labelled, strata)
+            of_all = estimate(true_n, predicted_N, rows_n, np.array(strata))
             bounds = {name: float(getattr(of_all, name)) for name in ("mean", "low", "high")}
             shown[metric] = bounds | {"more_labels": of_all.more_labels}
         return shown

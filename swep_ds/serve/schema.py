@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 MOST = 10  # answers
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
-
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -15,63 +14,59 @@ class Question(BaseModel, extra="forbid"):
     n_best: Annotated[int, Field(ge=1, le=MOST)] = 1
 
 
-class Place(BaseModel):
-    """An answer; start, end and passage_start are those of the text `text`, which is in this `version`."""
+class Span(BaseModel):
+    """Characters [start, end) of the text `text`, which is in this `version`; without a start no place."""
+
+    text: str | None = None
+    version: str | None = None
+    start: Annotated[int, Field(ge=0)] | None = None
+    end: int | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Span":
+        if self.start is not None:
+            if self.end is None or self.end <= self.start:
+                raise ValueError("end: must be greater than start: mark one word or more")
+            if (self.text is None) != (self.version is None):
+                raise ValueError("text and version: give those of the text in which the words are marked")
+        return self
+
+    def after(self, first: int) -> tuple[int, int] | None:
+        """Where it is in what begins at character `first` of the text."""
+        if self.start is None:
+            return None
+        return self.start - first, self.end - first
+
+
+class Said(Span):
+    """What the model said. The first answer to a question has a confidence."""
 
     answer: str
-    probability: float
-    text: str | None
-    start: int | None
-    end: int | None
-    page: int | None
-    heading: str | None
-    passage: str | None
-    passage_start: int | None
-    version: str | None
+    probability: Share
+    confidence: Share | None = None
+
+
+class Place(Said):
+    """An answer, quoted; passage_start is a place in the text, too."""
+
+    page: int | None = None
+    heading: str | None = None
+    passage: str | None = None
+    passage_start: int | None = None
 
 
 class Reply(Place):
     """The best answer; "" if the question is declined, and `declined` says why."""
 
     question: str
-    confidence: float
     declined: str | None
     others: list[Place]
 
 
-class Said(BaseModel):
-    """What the model said, as in its reply."""
-
-    answer: str
-    probability: Share
-    confidence: Share | None
-    text: str | None
-    start: int | None
-    end: int | None
-    version: str | None
-
-
-class Verdict(BaseModel, extra="forbid"):
-    """Characters [start, end) of a text answer the question, or of the context of the question `asked`, which is to be
-    labelled. Without a start the texts do not say."""
+class Verdict(Span, extra="forbid"):
+    """The place answers the question. It is one of the context of the question `asked`, which is to be labelled, if
+    that has a context. Without a start the texts do not say."""
 
     question: str
     asked: str | None = None
-    text: str | None = None
-    version: str | None = None
-    start: Annotated[int, Field(ge=0)] | None = None
-    end: int | None = None
     said: Said | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> "Verdict":
-        if self.start is not None:
-            if self.end is None or self.end <= self.start:
-                raise ValueError("end: must be greater than start: mark one word or more")
-            if (self.text is None) != (self.version is None) or (self.asked is None and self.text is None):
-                raise ValueError("text and version: give those of the text in which the words are marked")
-        return self
-
-    def span(self, first: int) -> tuple[int, int] | None:
-        """Where it is in what begins at character `first` of the text."""
-        return None if self.start is None else (self.start - first, self.end - first)

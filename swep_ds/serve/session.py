@@ -1,6 +1,9 @@
 """What is served: a model over texts, or questions to label."""
 
+import os
+import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +14,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.choices import Choices
 from swep_ds.data.columns import Columns
 from swep_ds.data.readers import read_examples
+from swep_ds.evaluation.evaluate import CACHE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.serve.asking import Asking
 from swep_ds.serve.labels import Labels
@@ -46,7 +50,8 @@ class Session:
         asks = answerer.over(self.texts)
         self.shown = ShownTexts(self.texts, asks.index)
         self.asking = Asking(answerer, asks, self.shown)
-        self.most = 1 if answerer.generative else MOST
+        if not answerer.generative:
+            self.most = MOST
         self.ready = True
 
     def load_labels(self, runs: Sequence[Path], source: str, columns: Columns) -> None:
@@ -72,39 +77,43 @@ class Session:
     def save(self, verdict: Verdict) -> str:
         """Saves a verdict and returns its id. Raises InputError: it marks no words of a text or context, or it cannot
         be written; Changed: its text has changed."""
-        if self.labels is None:
-            name, context, first = self._context(verdict.question, verdict)
-            row = row_of(
-                verdict.question, name, context, verdict.span(first), _said(verdict.said, name, context, first)
-            )
-            return self.verdicts.add(row)
-        example = self.labels.example(verdict.asked)
-        name, context, first = example.article, example.context, 0
+        question, label = verdict.question, {}
+        if self.labels:
+            example = self.labels.example(verdict.asked)
+            question, name, context, first = example.question, example.article, example.context, 0
+            label = {"asked": example.id, "stratum": self.labels.stratum_of[example.id]}
         if self.texts:
-            name, context, first = self._context(example.question, verdict)
-        row = row_of(example.question, name, context, verdict.span(first), None)
-        row |= {"asked": example.id, "stratum": self.labels.stratum_of[example.id]}
-        return self.verdicts.add(row, example.id)
+            name, context, first = self._context(question, verdict)
+        said = verdict.said and _said(verdict.said, name, context, first)
+        return self.verdicts.add(row_of(question, name, context, verdict.after(first), said) | label)
 
     def _context(self, question: str, verdict: Verdict) -> tuple[str, str, int]:
         """The text that a verdict is about, what a reader is given of it, and where that begins."""
-        if verdict.start is not None:
-            return verdict.text, *self.shown.context(verdict.text, verdict.version, verdict.start, verdict.end)
-        said = verdict.said
-        if said and None not in (said.start, said.end):  # of what misled the model it learns most
-            return said.text, *self.shown.context(said.text, said.version, said.start, said.end)
-        found = self.shown.found(question)
-        if not found:
-            raise InputError("no text shares a word with the question: ask it in words of the texts")
-        return found[0]["text"], found[0]["passage"], found[0]["start"]
+        for place in (verdict, verdict.said):  # of what misled the model it learns most
+            if place and place.start is not None:
+                return place.text, *self.shown.context(place.text, place.version, place.start, place.end)
+        for found in self.shown.found(question):
+            return found["text"], found["passage"], found["start"]
+        names = list(self.shown.index.names)
+        for name in random.sample(names, len(names)):  # no text shares a word with the question: any does not say
+            with suppress(InputError):  # it has no word, or cannot be read
+                return name, *self.shown.context(name, None, 0, 0)
+        raise InputError("no text can be read: put them back, then save again")
+
+    def public(self, sentence: str) -> str:
+        """A sentence without the folders in which this machine keeps the files that it names."""
+        folders = [self.verdicts.path.parent, CACHE]
+        if self.texts:
+            folders.insert(0, self.texts.folder)
+        for folder in folders:
+            if folder.is_absolute() and folder.name:  # the root's name says nothing, and all names hold its slash
+                sentence = sentence.replace(os.path.join(folder, ""), "").replace(str(folder), folder.name)
+        return sentence
 
 
-def _said(said: Said | None, name: str, context: str, first: int) -> dict[str, Any] | None:
+def _said(said: Said, name: str, context: str, first: int) -> dict[str, Any]:
     """What the model said, with its place in the context, if it is there."""
-    if said is None:
-        return None
-    shown = {"answer": said.answer, "probability": said.probability, "confidence": said.confidence}
-    start = None if said.start is None or said.text != name else said.start - first
-    if start is not None and start >= 0 and context[start:].startswith(said.answer):
-        return shown | {"start": start, "end": start + len(said.answer)}
-    return shown | {"start": None, "end": None}
+    start, end = said.after(first) or (None, None)
+    if said.text != name or start is None or start < 0 or context[start:end] != said.answer:
+        start = end = None
+    return said.model_dump(include={"answer", "probability", "confidence"}) | {"start": start, "end": end}

@@ -1,6 +1,7 @@
 """The texts of a folder as they are shown: quoted around an answer, whole, or found for a question."""
 
 import time
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -19,6 +20,8 @@ FOUND = 10  # passages that a search shows
 
 class Changed(InputError):
     """A text is no longer what was shown or indexed."""
+
+    status = 409  # of the reply
 
     def __init__(self, name: str):
         super().__init__(f"{name} has changed since it was shown: ask again, or open it again")
@@ -53,10 +56,10 @@ class ShownTexts:
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """An answer, quoted if it is a place of a text. Raises Changed: the place says something else now."""
-        shown = {"answer": answer.text, "probability": answer.probability, "text": answer.name}
-        shown |= {name: getattr(answer, name) for name in ("start", "end", "page", "heading")}
+        names = ("probability", "confidence", "start", "end", "page", "heading")
+        shown = {name: getattr(answer, name) for name in names} | {"answer": answer.text, "text": answer.name}
         if answer.start is None:
-            return shown | dict.fromkeys(("passage", "passage_start", "version"))
+            return shown
         document, version = self.document(answer.name)
         if document.text[answer.start : answer.end] != answer.text:
             raise Changed(answer.name)
@@ -68,17 +71,26 @@ class ShownTexts:
         self.look()
         self.index.pieces(question, FOUND)  # which indexes texts that have changed since
         best = self.index.best(question, FOUND)
-        ranked: dict[Passage, None] = {}  # in the order of their best passages
-        pieces = joined(best)
-        for passage in best:
-            holds = (piece for piece in pieces if piece.name == passage.name and passage.begin < piece.end)
-            ranked[next(holds)] = None
+
+        def rank(piece: Passage) -> int:
+            holds = (p.name == piece.name and piece.begin <= p.begin < piece.end for p in best)
+            return list(holds).index(True)
+
         found = []
-        for name, begin, end in ranked:
+        for name, begin, end in sorted(joined(best), key=rank):
             document, version = self.document(name)
             shown = {"text": name, "start": begin, "end": end, "version": version, "page": document.page(begin)}
             found.append(shown | {"heading": document.heading(begin), "passage": document.text[begin:end]})
         return found
+
+    def holds(self, reply: dict[str, Any]) -> bool:
+        """Whether the texts that a reply and its others quote are what they were."""
+        with suppress(InputError):
+            for place in (reply, *reply["others"]):
+                if place["start"] is not None:
+                    self.document(place["text"], place["version"])
+            return True
+        return False
 
     def context(self, name: str, version: str | None, start: int, end: int) -> tuple[str, int]:
         """What a reader is given of a text at characters [start, end), as in training on `data.texts`, and where that

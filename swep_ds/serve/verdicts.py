@@ -1,5 +1,6 @@
 """People's verdicts on answers: a file that is training data as it is."""
 
+import glob
 import json
 import logging
 import os
@@ -32,12 +33,13 @@ def row_of(question: str, title: str, context: str, span: tuple[int, int] | None
         answers = {"text": [context[start:end]], "answer_start": [start]}
     row = {"question": question, "title": title, "context": context, "answers": answers, "is_impossible": not span}
     if said:
-        row |= {"said": said, "right": said["answer"] == "" if span is None else (said["start"], said["end"]) == span}
+        row |= {"said": said, "right": (said["start"], said["end"]) == span or (not span and not said["answer"])}
     return row | {"time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
 
 
 class Verdicts:
-    """The rows of a file of JSON lines, by id, in their order. A row is on disk when `add` returns.
+    """The rows of a file of JSON lines, by id, in their order. A row is on disk when `add` returns; the first one makes
+    the file. `rows` is replaced where it changes: what reads it elsewhere goes on with the former ones.
 
     What a process that was killed has left of a line, which it did not call saved, is removed. Raises InputError: the
     file cannot be written, holds something else, or another process adds to it.
@@ -47,6 +49,7 @@ class Verdicts:
         check_output("--output", path)
         self.path = path = path.resolve()  # what a link leads to
         self.rows: dict[str, dict[str, Any]] = {}
+        self._size = 0  # bytes
         self._change = threading.Lock()
         self._alone = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
         with as_input_error(f"--output {path}: cannot be written", "name another file"):
@@ -56,51 +59,57 @@ class Verdicts:
                 raise InputError(
                     f"--output {path}: another `swep-ds serve` adds to it: stop that one, or name another file"
                 ) from None
-            self._file = path.open("ab", buffering=0)
-            self._read()
+            for left in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*"):  # by an `undo` that was killed
+                left.unlink()
+            if path.exists():
+                self._read()
 
     def _read(self) -> None:
-        *lines, last = self.path.read_bytes().split(b"\n")
-        torn = b""
-        if last and _row(last) is None and last.startswith(BEGIN[: len(last)]):
-            torn = last
-        elif last:  # an editor has removed the end of the line; or a file of something else
-            lines.append(last)
-        for number, line in enumerate(lines, 1):
+        content = self.path.read_bytes()
+        last = content[content.rfind(b"\n") + 1 :]
+        torn = last.startswith(BEGIN[: len(last)]) and _row(last) is None
+        if torn:
+            content = content.removesuffix(last)
+        for number, line in enumerate(content.splitlines(), 1):
             row = _row(line)
             if row is None:
                 raise InputError(
                     f"--output {self.path}: line {number} is no verdict: correct or remove it, or name another file"
                 )
             self.rows[row["id"]] = row
-        if last and not torn:
-            self._file.write(b"\n")
-        if torn:
+        self._size = len(content)
+        if torn and last:
             log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
-            os.truncate(self.path, self.path.stat().st_size - len(torn))
+            os.truncate(self.path, self._size)
+        self._append(
+            b"\n" * (not torn)
+        )  # an editor has removed it; nothing, too, shows whether the file can be written
 
-    def add(self, row: dict[str, Any], asked: str | None = None) -> str:
+    def _append(self, content: bytes) -> None:
+        """Raises OSError: it cannot be written; nothing of it is. InputError: somebody else has changed the file."""
+        with self.path.open("ab", buffering=0) as file:
+            if file.tell() != self._size:
+                raise InputError(f"{self.path}: another program has changed it: start the server again")
+            try:
+                written = file.write(content)
+                if written < len(content):
+                    raise OSError(f"the disk took {written} of {len(content)} bytes")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(self._size)
+                raise
+        self._size += len(content)
+
+    def add(self, row: dict[str, Any]) -> str:
         """Saves a row of `row_of`, and returns its id, which begins with that of the question that was `asked`, if it
         has one. Raises InputError: it cannot be written; nothing of it is."""
         with self._change, as_input_error(f"{self.path}: the verdict is not saved", "make room there"):
-            id_ = secrets.token_hex(8) if asked is None else asked
+            id_ = row.get("asked") or secrets.token_hex(8)
             if id_ in self.rows:  # of another person
                 id_ = f"{id_} {secrets.token_hex(8)}"
             row = {"id": id_, **row}
-            line = _line(row)
-            descriptor = self._file.fileno()
-            if not self.path.exists() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
-                raise InputError(f"{self.path}: is not the file that was opened: start the server again")
-            size = os.fstat(descriptor).st_size
-            try:
-                written = self._file.write(line)
-                if written < len(line):
-                    raise OSError(f"the disk took {written} of {len(line)} bytes")
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, size)
-                raise
-            self.rows[id_] = row
+            self._append(_line(row))
+            self.rows = self.rows | {id_: row}
         return id_
 
     def undo(self, id_: str) -> None:
@@ -109,10 +118,9 @@ class Verdicts:
             if id_ not in self.rows:
                 raise InputError("this verdict was removed before")
             rows = {key: row for key, row in self.rows.items() if key != id_}
-            write_atomically(self.path, b"".join(map(_line, rows.values())))
-            former, self._file = self._file, self.path.open("ab", buffering=0)
-            former.close()
-            self.rows = rows
+            content = b"".join(map(_line, rows.values()))
+            write_atomically(self.path, content)
+            self.rows, self._size = rows, len(content)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -121,7 +129,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and row.keys() >= KEYS else None
+    if isinstance(row, dict) and row.keys() >= KEYS:
+        return row
+    return None
 
 
 def _line(row: dict[str, Any]) -> bytes:

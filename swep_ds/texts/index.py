@@ -64,11 +64,6 @@ class TextIndex:
         """Those of the texts."""
         return self._kept.keys()
 
-    @property
-    def checksum(self) -> str:
-        """It changes with any text or name."""
-        return xxh3_64_hexdigest(repr([(name, checksum) for name, (_, _, checksum, _) in self._kept.items()]).encode())
-
     def refresh(self) -> None:
         """Indexes the texts that are new or have changed, alone, and leaves out those that are gone. Another process
         that does so is waited for. Raises InputError: as the class."""
@@ -84,6 +79,9 @@ class TextIndex:
             ) from error
         if not len(self):
             raise InputError("texts: none of them has a word: give at least one")
+        # it changes with any text or name
+        said = [(name, checksum) for name, (_, _, checksum, _) in self._kept.items()]
+        self.checksum = xxh3_64_hexdigest(repr(said).encode())
 
     def best(self, question: str, count: int) -> list[Passage]:
         """The `count` best passages for a question, best first, of those that share a word or a piece of one with it.

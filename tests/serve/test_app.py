@@ -68,7 +68,7 @@ def session(loaded) -> Iterator[Session]:
     for name, text in TEXTS.items():
         (loaded.texts.folder / name).write_text(text)
     loaded.shown.index.refresh()
-    loaded.asking._known.clear()
+    loaded.asking._kept.clear()
 
 
 @pytest.fixture
@@ -87,6 +87,10 @@ def ask(client: TestClient, question: str, n_best: int = 3) -> dict:
     reply = client.post("/answer", json={"question": question, "n_best": n_best})
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+def opened(client: TestClient, name: str) -> dict:
+    return client.post("/text", content=json.dumps({"name": name}), headers=JSON).raise_for_status().json()
 
 
 def checked(session: Session, places: list[dict]) -> set[str]:
@@ -165,20 +169,22 @@ def test_bad_requests_get_a_sentence_and_not_their_words(client, tmp_path):
     large = b'{"question": "' + b"x" * 10**7
     for content in (large, iter([large[:1000], large[1000:]])):
         reply = client.post("/answer", content=content)
-        assert (reply.status_code, reply.json()["detail"][:43]) == (413, "the request is larger than 1,048,576 bytes:")
+        assert (reply.status_code, reply.json()["detail"][:43]) == (413, "the request is larger than 1,048,576 bytes,")
     for path, said in (
         ("/next", "no questions are labelled here: give --label"),
-        ("/exports/x.csv", "x.csv: is none of squad.json, pairs.csv, label-studio.json"),
         ("/none", "Not Found"),
     ):
         reply = client.get(path)
         assert (reply.status_code, reply.json()["detail"]) == (404, said)
+    reply = client.get("/exports/x.csv")
+    assert (reply.status_code, reply.json()["detail"].startswith("name: Input should be 'squad.json'")) == (422, True)
     for path in ("/", "/page.css", "/page.js", "/state", "/openapi.json", "/exports/squad.json"):
         client.get(path).raise_for_status()
     loading = TestClient(build(Session("ask", "m", None, Verdicts(tmp_path / "c.jsonl"))))
     for reply in (
         loading.post("/answer", json={"question": "Who?"}),
-        loading.get("/text?name=a"),
+        loading.post("/text", json={"name": "a"}),
+        loading.post("/verdicts", json={"question": "Who?"}),
         loading.get("/next"),
     ):
         assert (reply.status_code, reply.json()["detail"][:15]) == (503, "not ready yet: ")
@@ -188,11 +194,11 @@ def test_no_file_outside_of_the_folder_is_read(client, session):
     inside = str(session.texts.folder / "abbey.txt")
     for name in ("../secret.txt", inside, "link.txt", "./abbey.txt", ""):
         verdict = {"question": "Who?", "text": name, "version": "", "start": 0, "end": 3}
-        for reply in (client.get("/text", params={"name": name}), client.post("/verdicts", json=verdict)):
+        for reply in (client.post("/text", json={"name": name}), client.post("/verdicts", json=verdict)):
             assert (reply.status_code, "no such text" in reply.json()["detail"]) == (422, True)
     assert client.get("/texts").json() == {"names": list(TEXTS), "count": 4}
     assert client.get("/texts", params={"part": "<B"}).json() == {"names": ["<b>.txt"], "count": 1}
-    assert client.get("/text", params={"name": "<b>.txt"}).json()["text"] == TEXTS["<b>.txt"]
+    assert opened(client, "<b>.txt")["text"] == TEXTS["<b>.txt"]
 
 
 def test_a_name_that_is_no_utf_8_breaks_nothing(client, session):
@@ -202,6 +208,7 @@ def test_a_name_that_is_no_utf_8_breaks_nothing(client, session):
     reply = ask(client, "Patients twice daily?", 1)
     assert checked(session, [reply]) == {file.name}
     assert client.get("/passages?question=drug").json()["passages"][0]["text"] == file.name
+    assert opened(client, file.name)["text"] == file.read_text()
     for verdict in ({name: reply[name] for name in PLACE}, {}):
         content = json.dumps({"question": "Patients twice daily?", **verdict})
         client.post("/verdicts", content=content, headers=JSON).raise_for_status()
@@ -238,8 +245,12 @@ def test_corrections_hold_what_the_model_said(client, session):
     assert (right["right"], wrong["right"], none["right"]) == (True, False, False)
     for row in (right, none):
         assert row["context"][row["said"]["start"] : row["said"]["end"]] == reply["answer"]
+    verdict = {"question": QUESTIONS[0], "said": said | {"answer": "else"}, **place}
+    client.post("/verdicts", json=verdict).raise_for_status()
+    row = list(session.verdicts.rows.values())[-1]
+    assert (row["said"]["answer"], row["said"]["start"], row["right"]) == ("else", None, False)
     assert (wrong["answers"]["text"], none["answers"]["text"]) == ([TEXTS[reply["text"]][0]], [])
-    version = client.get("/text?name=none.txt").json()["version"]
+    version = opened(client, "none.txt")["version"]
     for bad in (
         {"said": said | {"end": None}},
         {"said": said | {"text": None}},
@@ -253,7 +264,7 @@ def test_a_correction_late_in_a_long_text_has_its_places_in_the_context(client, 
     text = "It was old. " * 200 + "The abbot built the mill."
     (session.texts.folder / "college.md").write_text(text)
     session.shown.index.refresh()
-    version = client.get("/text?name=college.md").json()["version"]
+    version = opened(client, "college.md")["version"]
     place = {"text": "college.md", "version": version, "start": text.index("abbot"), "end": text.index(" built")}
     said = place | {"answer": "abbot", "probability": 0.5, "confidence": 0.5}
     verdict = {"question": "Who built the mill?", "said": said, **place}
@@ -272,11 +283,39 @@ def test_a_question_that_is_asked_again_for_more_answers_gets_them(client):
     assert len(ask(client, QUESTIONS[1], 2)["others"]) == 1
 
 
+def test_a_verdict_that_no_text_answers_needs_no_word_of_the_texts(client, session):
+    client.post("/verdicts", json={"question": "zebra"}).raise_for_status()
+    row = list(session.verdicts.rows.values())[-1]
+    text = (session.texts.folder / row["title"]).read_text()
+    assert (row["title"] in WITH_WORDS, row["context"] in text, row["answers"]["text"]) == (True, True, [])
+
+
+def test_no_reply_says_where_this_machine_keeps_its_files(client, session):
+    folder = session.texts.folder
+    (folder / "bad.pdf").write_text("x")
+    (folder / "college.md").write_bytes(b"\xff")
+    (folder / "abbey.txt").rename(folder / "away.txt")
+    session.shown.index.refresh()
+    left_out = client.get("/state").json()["left_out"]
+    assert {sentence.partition(":")[0] for sentence in left_out} >= {"bad.pdf", "college.md"}
+    (folder / "away.txt").unlink()
+    reply = client.post("/text", json={"name": "away.txt"})
+    assert reply.json()["detail"] == "away.txt: is no longer in the folder: put it back, or ask again"
+    assert client.post("/verdicts", json={"question": "Who built the bridge?"}).status_code == 200
+    content = session.verdicts.path.read_bytes()
+    session.verdicts.path.write_text("else")
+    reply = client.post("/verdicts", json={"question": "Who built the bridge?"})
+    session.verdicts.path.write_bytes(content)
+    assert reply.json()["detail"] == "corrections.jsonl: another program has changed it: start the server again"
+    assert str(folder.parent) not in "".join(left_out)
+    (folder / "bad.pdf").unlink()
+
+
 def test_a_file_that_becomes_a_link_out_is_not_read(client, session):
     link = session.texts.folder / "college.md"
     link.unlink()
     link.symlink_to(session.texts.folder.parent / "secret.txt")
-    reply = client.get("/text?name=college.md")
+    reply = client.post("/text", json={"name": "college.md"})
     link.unlink()
     assert (reply.status_code, "leads out of the folder" in reply.json()["detail"]) == (422, True)
 
@@ -291,7 +330,7 @@ def test_a_generative_model_gives_one_answer(tmp_path):
     client = TestClient(build(made_session(tmp_path, "t5", null_threshold=1e6)))
     assert ask(client, QUESTIONS[0], 1)["text"] in WITH_WORDS
     reply = client.post("/answer", json={"question": "Who?", "n_best": 2})
-    assert (reply.status_code, reply.json()["detail"]) == (422, "n_best: this model gives 1: ask for no more")
+    assert (reply.status_code, "gives one answer: set it to 1" in reply.json()["detail"]) == (422, True)
 
 
 # The command
@@ -337,7 +376,7 @@ def test_the_server_ends_where_what_it_serves_cannot_be_loaded(serve):
         (["no/model", "--label", "a.csv"], "labels.jsonl"),
     ):
         code, out, line = serve(*words, "--port", "0")
-        assert (code, "no/model" in line, Path(file).read_bytes()) == (2, True, b"")
+        assert (code, "no/model" in line, Path(file).exists()) == (2, True, False)
         assert out.startswith("http://127.0.0.1:")
         assert out.endswith(f": verdicts go to {file}\n")
 

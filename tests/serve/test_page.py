@@ -1,6 +1,7 @@
 """The page in real Chromium, at the real server: with a mouse, a keyboard, a screen reader, on a phone, in the dark."""
 
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -135,6 +136,7 @@ def window(tmp_path_factory) -> Iterator[Window]:
     (folder / "museum").mkdir()
     for name, text in TEXTS.items():
         (folder / "museum" / name).write_text(text, newline="", encoding="utf-8")
+    (folder / "museum" / os.fsdecode(b"caf\xe9.txt")).write_text("Coffee.")  # no UTF-8
     texts = FolderTexts(folder / "museum", "texts")
     asking = Session("ask", "mine/model", texts, Verdicts(folder / "corrections.jsonl"), most=10)
     asking.shown = ShownTexts(texts, TextIndex(texts))
@@ -186,6 +188,16 @@ def test_html_in_questions_names_and_texts_is_shown_and_never_run(window):
     window.wait("document.getElementById('list-title').innerText === 'Texts'")
     assert [window.text(part) for part in ("#name", "#viewer-question", "#list")] == [ATTACK, HOSTILE, ATTACK]
     assert window.run("document.images.length + document.scripts.length") == 1
+
+
+def test_a_text_whose_name_is_no_utf_8_is_opened(window):
+    window.ask(FOUNDER)
+    window.click("Open the text")
+    window.wait("document.getElementById('text').value")
+    window.run("document.getElementById('part').focus()")
+    window.call("Input.insertText", text="caf")
+    window.click("caf", "document.getElementById('list')")
+    window.wait("document.getElementById('text').value === 'Coffee.'")
 
 
 def test_a_declined_question_is_answered_with_the_mouse(window):

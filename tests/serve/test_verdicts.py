@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -51,8 +52,8 @@ def verdicts(file) -> Verdicts:
     return verdicts
 
 
-def add(verdicts: Verdicts, *asked: str) -> str:
-    return verdicts.add(row_of("Who?", TITLE, "A b.", (0, 1), None), *asked)
+def add(verdicts: Verdicts, **label: str) -> str:
+    return verdicts.add(row_of("Who?", TITLE, "A b.", (0, 1), None) | label)
 
 
 def reopened(verdicts: Verdicts) -> Verdicts:
@@ -102,10 +103,46 @@ def test_undo_removes_a_verdict_and_two_people_on_one_question_are_both_kept(ver
     first, *others = verdicts.rows
     verdicts.undo(first)
     assert refused(verdicts.undo, first) == "this verdict was removed before"
-    ids = [add(verdicts, "q 7"), add(verdicts, "q 7")]
+    ids = [add(verdicts, asked="q 7"), add(verdicts, asked="q 7")]
     assert (ids[0], ids[1][:4], len(set(ids))) == ("q 7", "q 7 ", 2)
     assert [example.id for example in read(file)] == [*others, *ids]
     assert reopened(verdicts).rows == verdicts.rows
+
+
+def test_a_file_is_made_by_its_first_verdict_and_has_what_a_killed_undo_left_removed(file):
+    left, other = file.with_name(f".{file.name}.123456"), file.with_name(f".{file.name}.old")
+    for path in (left, other):
+        path.write_bytes(b'{"id": "')
+    verdicts = Verdicts(file)
+    assert (file.exists(), left.exists(), other.exists()) == (False, False, True)
+    added = add(verdicts)
+    assert [example.id for example in read(file)] == [added]
+    assert list(reopened(verdicts).rows) == [added]
+
+
+def test_what_two_people_marked_is_in_one_row_of_the_table(verdicts, file):
+    """But for words of different contexts, and "no answer" beside words."""
+    given = [
+        ("q 1", CONTEXT, (16, 20)),
+        ("q 1", CONTEXT, (52, 56)),
+        ("q 2", CONTEXT, None),
+        ("q 2", CONTEXT, (23, 25)),
+        ("q 3", CONTEXT, None),
+        ("q 3", OTHER, (0, 6)),
+    ]
+    rows = [verdicts.add(row_of("Who?", TITLE, *about, None) | {"asked": asked}) for asked, *about in given]
+    rows = [verdicts.rows[id_] for id_ in rows]
+    table = file.with_name("pairs.csv")
+    table.write_text(EXPORTS["pairs.csv"](rows[1:]), encoding="utf-8", newline="")
+    assert [(example.id, example.answers) for example in read(table, False)] == [
+        ("q 1", ("1852",)),
+        ("q 2", (CONTEXT[23:25],)),
+        ("q 3", ()),
+        (rows[-1]["id"], ("Nobody",)),
+    ]
+    table.write_text(EXPORTS["pairs.csv"](rows), encoding="utf-8", newline="")
+    assert read(table, False)[0].answers == ("1852", "1852")
+    assert read(table, True)[0].span == (16, 20)
 
 
 def test_what_a_killed_server_has_half_written_is_removed(verdicts, file, caplog):
@@ -129,16 +166,19 @@ def test_files_of_something_else_or_another_server_are_refused_and_left_as_they_
 
 def test_a_full_disk_leaves_the_file_as_it_was(verdicts, file, monkeypatch):
     before, rows = file.read_bytes(), dict(verdicts.rows)
-    disk = verdicts._file
-    full = Mock(side_effect=OSError(28, "No space left on device"))
-    for write, said in ((lambda line: disk.write(line[:99]), "the disk took 99 of"), (full, "No space left")):
-        with monkeypatch.context() as patched:
-            patched.setattr(verdicts, "_file", Mock(wraps=disk, write=write))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room, said in ((99, "the disk took 99 of"), (0, "File too large")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, hard))
+        try:
             with pytest.raises(InputError, match=rf"{file}: the verdict is not saved \(.*{said}.*\): make room there"):
                 add(verdicts)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert (file.read_bytes(), verdicts.rows) == (before, rows)
-    monkeypatch.setattr("swep_ds.serve.verdicts.write_atomically", full)
-    assert "the verdict is not removed" in refused(verdicts.undo, next(iter(rows)))
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    with monkeypatch.context() as patched:
+        patched.setattr("swep_ds.serve.verdicts.write_atomically", full)
+        assert "the verdict is not removed" in refused(verdicts.undo, next(iter(rows)))
     added = add(verdicts)
     assert list(reopened(verdicts).rows) == [*rows, added]
 
@@ -164,7 +204,7 @@ def test_a_file_that_was_replaced_takes_no_verdict_and_a_whole_last_line_stays(t
     verdicts.add(row_of("Who?", "a.txt", "Ida built it.", (0, 3), None))
     content = file.read_bytes()
     file.unlink()
-    with pytest.raises(InputError, match="is not the file that was opened"):
+    with pytest.raises(InputError, match="another program has changed it"):
         verdicts.add(row_of("When?", "a.txt", "Ida built it.", None, None))
     file.write_bytes(content.rstrip(b"\n"))  # as some editors save it
     verdicts._alone.release()

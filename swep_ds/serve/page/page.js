@@ -192,7 +192,7 @@ async function openText(name, start, end = start) {
   const mine = latest = {}; // a text that is chosen later is shown, whichever comes first
   byId("viewer-fault").textContent = "";
   try {
-    const {text, version} = await call("GET", `text?${query({name})}`);
+    const {text, version} = await call("POST", "text", {name});
     if (mine === latest) show(name, version, text, toUnits(text, start), toUnits(text, end));
   } catch (error) {
     if (mine === latest) byId("viewer-fault").textContent = error.message;
@@ -313,12 +313,13 @@ function showScores({labelled, least, questions, exact_match: exact, f1}) {
 async function nextQuestion() {
   say("fault", "");
   try {
-    const {asked, question, context, of} = await call("GET", `next?${query(skipped.map(id => ["skip", id]))}`);
-    if (!byId("labelled").textContent) showScores(await call("GET", "scores"));
+    const path = `next?${query(skipped.map(id => ["skip", id]))}`;
+    const {asked, question, context, scores} = await call("GET", path);
+    showScores(scores);
     if (skipped.includes(asked)) skipped = []; // all others are labelled: the round begins anew
     byId("viewer").hidden = asked === null;
     byId("revealed").replaceChildren();
-    byId("task-question").textContent = question ?? `All ${count(of, "question")} are labelled`;
+    byId("task-question").textContent = question ?? `All ${count(scores.questions, "question")} are labelled`;
     if (asked === null) return byId("task-question").focus();
     prepare("", {question, asked, said: null, saved: reveal});
     byId("choice").hidden = context !== null;
