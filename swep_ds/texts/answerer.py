@@ -64,6 +64,13 @@ class TextsAnswerer:
 
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `__call__` for each question, in order, `QUESTIONS_OF_TEXTS_AT_A_TIME` together."""
+        for replies, _ in self.answer_and_search(questions, n_best):
+            yield replies
+
+    def answer_and_search(
+        self, questions: Iterable[str], n_best: int = 1
+    ) -> Iterator[tuple[list[Answer], list[tuple[Passage, str]]]]:
+        """As `answer`, with the pieces that were read for each question, as `TextIndex.pieces` gives them."""
         numbered = enumerate(questions, 1)
         while chunk := list(islice(numbered, QUESTIONS_OF_TEXTS_AT_A_TIME)):
             pieces_of, examples = [], []
@@ -77,7 +84,7 @@ class TextsAnswerer:
             readings = self._answerer.read(examples, FROM_EACH, null=True)
             for pieces in pieces_of:
                 replies = self.compare([(piece, *next(readings)) for piece, _ in pieces], n_best)
-                yield [self._placed(reply) for reply in replies]
+                yield [self._placed(reply) for reply in replies], pieces
 
     def _placed(self, reply: Answer) -> Answer:
         """With its page and heading, if it is a place in a folder's document."""
