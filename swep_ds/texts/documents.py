@@ -43,8 +43,10 @@ def from_parts(parts: Iterable[str], *, are_pages: bool = False) -> Document:
     length = 0
     for part in parts:
         pages.append(length)
-        for line in part.replace("\u00ad", "").split(END):
-            shown = " ".join(line.replace(HEADING, "").split())
+        for line in " ".join(part.replace("\u00ad", "").split()).split(END):
+            shown = line.strip()
+            if HEADING in line:
+                shown = " ".join(line.replace(HEADING, "").split())
             if CELL in shown:
                 shown = "\t".join(filter(None, map(str.strip, shown.split(CELL))))
             if shown and HEADING in line:

@@ -56,6 +56,9 @@ class FolderTexts:
         `known` state are taken to be readable."""
         self.check()
         states, others = self._listed()
+        records = self._records()
+        for gone in {*records.glob("*.json")}.difference(records / _record_name(name) for name in states):
+            gone.unlink(missing_ok=True)
         known = known or {}
         unknown = {name: state for name, state in states.items() if not state or known.get(name) != state}
         left_out = {name: outcome for name, outcome in self._read(unknown) if isinstance(outcome, str)}
@@ -100,7 +103,7 @@ class FolderTexts:
                 if _is_plain(name):
                     yield name, read_document(self.folder / name)
                 else:
-                    record = self._record(name)
+                    record = self._records() / _record_name(name)
                     yield name, _DIED.get((record, state)) or _kept(record, state)
             except InputError as error:
                 yield name, str(error)
@@ -111,7 +114,7 @@ class FolderTexts:
         outcomes = read_documents(self.folder / name for name in unread)
         with Progress(Console(stderr=True), "documents read", len(unread)) as progress:
             for number, (name, outcome) in enumerate(zip(unread, outcomes, strict=True), 1):
-                record = self._record(name)
+                record = self._records() / _record_name(name)
                 if isinstance(outcome, Died):
                     _DIED[record, unread[name]] = outcome
                 else:
@@ -147,16 +150,19 @@ class FolderTexts:
         start = len(os.path.join(self.folder, ""))
         return {path[start:]: states[path] for path in sorted(states)}, kinds
 
-    def _record(self, name: str) -> Path:
-        """The file that keeps a document."""
+    def _records(self) -> Path:
+        """The folder of the files that keep documents, each named by `_record_name`."""
         from swep_ds.evaluation.evaluate import CACHE  # takes seconds
 
-        folder, file = (xxh3_64_hexdigest(os.fsencode(part)) for part in (self.folder.resolve(), name))
-        return CACHE / "documents" / folder / f"{file}.json"
+        return CACHE / "documents" / xxh3_64_hexdigest(os.fsencode(self.folder.resolve()))
 
 
 def _is_in(folder: Path, path: str) -> bool:
     return Path(path).resolve().is_relative_to(folder.resolve())
+
+
+def _record_name(name: str) -> str:
+    return f"{xxh3_64_hexdigest(os.fsencode(name))}.json"
 
 
 def _is_plain(name: str) -> bool:
