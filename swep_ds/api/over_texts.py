@@ -25,7 +25,7 @@ from swep_ds.pipeline.saved import TRAINED_ON, read_data_sets
 from swep_ds.texts.answerer import TextsAnswerer
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.pairs import PairLocator, folded
-from swep_ds.texts.passages import Passage
+from swep_ds.texts.passages import Piece
 
 # by name in results.json and in answers/NAME.jsonl, where a question for which it does not count has none: its title
 MEASURES = {
@@ -92,7 +92,7 @@ def _asked(asks: TextsAnswerer, marking: Marking) -> pd.DataFrame:
     rows = []
     names = asks.index.names
     examples = marking.examples
-    answered = asks.answer_and_search(example.question for example in examples)
+    answered = asks.search_and_read(example.question for example in examples)
     for example, ([reply], pieces) in zip(examples, answered, strict=True):
         row = {"id": example.id, "question": example.question, "accepted": example.answers, "answer": reply.text}
         row |= {name: getattr(reply, name) for name in REPLIED} | {"document": None, "declined": not reply.text}
@@ -109,7 +109,7 @@ def _asked(asks: TextsAnswerer, marking: Marking) -> pd.DataFrame:
     return table
 
 
-def _hold(pieces: list[tuple[Passage, str]], answers: Sequence[str], document: str | None) -> bool:
+def _hold(pieces: list[Piece], answers: Sequence[str], document: str | None) -> bool:
     """Whether an accepted answer is in a piece that was read: of the `document` that the question names, if any."""
     texts = [folded(text) for piece, text in pieces if document in (None, piece.name)]
     return any(folded(answer) in text for text in texts for answer in answers)

@@ -85,7 +85,9 @@ def _related(archive: ZipFile, part: str, kind: str = "") -> dict[str, str]:
     folder, name = posixpath.split(part)
     relations = posixpath.join(folder, "_rels", f"{name}.rels")
     parts = {}
-    for relation in xml(archive, relations) if relations in archive.namelist() else ():
+    if relations not in archive.namelist():
+        return parts
+    for relation in xml(archive, relations):
         target = posixpath.normpath(posixpath.join("/", folder, relation.get("Target"))).strip("/")
         if relation.get("Type").endswith(kind and f"/{kind}") and target in archive.namelist():
             parts[relation.get("Id")] = target
@@ -129,14 +131,15 @@ class _Paragraphs:
         for properties in tree.iterfind(".//{*}p/{*}pPr"):
             paragraph = properties.getparent()
             is_heading, list_id, level = self._properties(paragraph, "pPr/{*}pStyle")
-            start = HEADING if is_heading else ""
+            start = ""
+            if is_heading:
+                start = HEADING
             if list_id in self._lists and next(paragraph.iter("{*}t"), None) is not None:
                 start += self._next(list_id, int(level or 0))
             paragraph.set(START, start)
 
     def _properties(self, element: etree._Element | None, basis: str) -> tuple[bool, str | None, str | None]:
-        """Whether a paragraph or a style is a heading, its list, and its level there. `basis`: where it names the style
-        that has what it lacks."""
+        """Whether a paragraph or style is a heading, its list, and its level there. `basis`: where it names a style."""
         if element is None:
             return False, None, None
         is_heading, list_id, level = self._style(_value(element, basis))
@@ -176,8 +179,9 @@ def _written(number: int, style: str | None) -> str:
 
 def _attribute(element: etree._Element | None, name: str) -> str | None:
     """The value of an attribute that has a namespace."""
-    attributes = {} if element is None else element.attrib
-    return next((value for key, value in attributes.items() if key.endswith(f"}}{name}")), None)
+    if element is None:
+        return None
+    return next((value for key, value in element.items() if key.endswith(f"}}{name}")), None)
 
 
 def _value(element: etree._Element, path: str) -> str | None:

@@ -122,11 +122,13 @@ class PairLocator:
         for answer in answers:
             places, whole = document.places(answer.strip())
             if places:
-                remark = "" if whole else INSIDE
+                remark = ""
                 if len(places) > 1:
                     remark = SEVERAL
                     likeness_P = document.likeness(asked)
                     places.sort(key=lambda place: -likeness_P[document.holding(*place)].max())
+                elif not whole:
+                    remark = INSIDE
                 begin, end = places[0]
                 first, last = document.around(begin, end)
                 texts = [document.text[begin:end], *(other for other in answers if other != answer)]
@@ -162,7 +164,9 @@ class PairLocator:
                     )
                 return matches[0]
         close = difflib.get_close_matches(_letters(given), self._names, n=1)
-        meant = f"; did you mean {min(self._names[close[0]])!r}?" if close else ""
+        meant = ""
+        if close:
+            meant = f"; did you mean {min(self._names[close[0]])!r}?"
         raise InputError(f"document {excerpt(given)}: {self._texts.what} has no such text{meant}")
 
 
