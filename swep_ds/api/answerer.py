@@ -7,7 +7,7 @@ are exact. An evaluation pairs only the best starts and ends.
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +25,8 @@ from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.spans import Answer, GeneratedAnswers, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
-from swep_ds.texts.answerer import TextsAnswerer
+from swep_ds.texts.answerer import Texts, TextsAnswerer
 from swep_ds.texts.folder import FolderTexts
-from swep_ds.texts.search import Search
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ class QuestionAnswerer:
             self.check(examples, n_best)
             yield from self.answer_together(examples, n_best)
 
-    def over(self, texts: Mapping[str, str] | FolderTexts | Search | str | Path, passages: int = 10) -> TextsAnswerer:
+    def over(self, texts: Texts | str | Path, passages: int = 10) -> TextsAnswerer:
         """To ask about many texts, by name, or all of a folder (`FolderTexts`), which stay on disk. The `passages` best
         by BM25 are read; answers name their texts. Their index is kept in the cache, and texts that have changed are
         indexed alone. A function `search(question, count)` replaces the index (`texts.search.Search`).
@@ -130,7 +129,9 @@ class QuestionAnswerer:
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""
         saved = self._saved
-        count = max(n_best, N_BEST) if self.calibrated else n_best
+        count = n_best
+        if self.calibrated:
+            count = max(n_best, N_BEST)
         readings = self.read(examples, count, null=saved.null_threshold is not None)
         for example, (answers, null, _) in zip(examples, readings, strict=True):
             candidates = with_null(answers, null, saved.null_threshold) or [NO_ANSWER]

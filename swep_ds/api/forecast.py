@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swep_ds.analysis.answered import Answered, scored
 from swep_ds.analysis.forecast import Forecast, read_home, read_runs, scores
@@ -27,7 +28,9 @@ from swep_ds.evaluation.results import METRICS
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.models.folders import model_checksum
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.texts.folder import FolderTexts
+
+if TYPE_CHECKING:
+    from swep_ds.texts.index import TextIndex  # takes seconds
 
 
 def forecast(
@@ -123,33 +126,32 @@ def _read(text: str, suggest: int | None, columns: Columns) -> list[Example]:
 
 
 def answers_of(
-    run: Path, examples: list[Example], folder: Path, texts: FolderTexts | None = None
+    run: Path, examples: list[Example], folder: Path, index: "TextIndex | None" = None
 ) -> dict[str, tuple[str, float]]:
     """A run's answers and their probabilities by question id, from `folder` if they are there. Of questions about all
-    `texts` these are the confidences, which sum those of all answers that say the same."""
+    texts of an `index` these are the confidences, which sum those of all answers that say the same."""
     model = str(RunFolder(run).model)
     setup = {"model": model_checksum(model, "model"), "questions": digest(examples)}
-    if texts:
-        from swep_ds.texts.index import TextIndex  # takes seconds
-
-        setup["texts"] = TextIndex(texts).checksum
+    if index:
+        setup["texts"] = index.checksum
     file = folder / f"{hashlib.sha256(json.dumps(setup).encode()).hexdigest()[:16]}.json"
     if not file.exists():
         from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer  # takes seconds
 
         chunks = Chunks(file, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
         answerer = QuestionAnswerer(model)
-        over = answerer.over(texts) if texts else None
-        if over is None:
+        if index:
+            asks = answerer.over(index)
+        else:
             answerer.check(examples, 1)
 
         def ask(asked: list[Example]) -> Iterator[tuple[str, tuple[str, float]]]:
-            if over:
-                for example, [reply] in zip(asked, over.answer(e.question for e in asked), strict=True):
+            if index:
+                for example, [reply] in zip(asked, asks.answer(example.question for example in asked), strict=True):
                     yield example.id, (reply.text, reply.confidence)
-                return
-            for example, [reply] in zip(asked, answerer.answer_together(asked), strict=True):
-                yield example.id, (reply.text, reply.probability)
+            else:
+                for example, [reply] in zip(asked, answerer.answer_together(asked), strict=True):
+                    yield example.id, (reply.text, reply.probability)
 
         Console().print(f"{run.name} answers {len(examples)} questions")
         chunks.fill(setup, examples, QUESTIONS_AT_A_TIME, ask)

@@ -131,7 +131,9 @@ class RobustMixin:
             for name, value in {**outputs.metrics, "updates": torch.ones_like(loss)}.items():
                 mean = value.double() / self.current_gradient_accumulation_steps
                 self._sums[name] = self._sums.get(name, 0) + mean
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> Any:
         inputs = {name: value for name, value in inputs.items() if name != "sample_id"}

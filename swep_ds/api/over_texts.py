@@ -16,7 +16,6 @@ from swep_ds.common.files import write_atomically
 from swep_ds.common.settings import validate
 from swep_ds.data.choices import Choices
 from swep_ds.data.columns import Columns
-from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.predictions import Marking, write_predictions
 from swep_ds.evaluation.results import versions, write_remarks, write_results
@@ -26,6 +25,7 @@ from swep_ds.pipeline.saved import TRAINED_ON, read_data_sets
 from swep_ds.texts.answerer import TextsAnswerer
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.pairs import PairLocator, folded
+from swep_ds.texts.passages import Piece
 
 # by name in results.json and in answers/NAME.jsonl, where a question for which it does not count has none: its title
 MEASURES = {
@@ -74,7 +74,7 @@ def evaluate_over_texts(
         for name, examples in tests.items():
             say(f"{name}{ending}: {len(examples)} questions over {len(asks.index.names)} texts")
             marking = Marking(examples, rules)
-            table = _asked(asks, marking, passages)
+            table = _asked(asks, marking)
             scores[kind][name] = _score(table, clusters(examples), say)
             predictions = dict(zip(table["id"], table["answer"], strict=True))
             write_predictions(output_dir, f"{name}{ending}", {"predictions": predictions}, marking)
@@ -87,19 +87,19 @@ def evaluate_over_texts(
     say(f"answers in {output_dir / 'answers'}, results in {output_dir}")
 
 
-def _asked(asks: TextsAnswerer, marking: Marking, passages: int) -> pd.DataFrame:
+def _asked(asks: TextsAnswerer, marking: Marking) -> pd.DataFrame:
     """A row for each question, with its reply and the `MEASURES`, from 0 to 1."""
     rows = []
     names = asks.index.names
     examples = marking.examples
-    replies = asks.answer(example.question for example in examples)
-    for example, [reply] in zip(examples, replies, strict=True):
+    answered = asks.search_and_read(example.question for example in examples)
+    for example, ([reply], pieces) in zip(examples, answered, strict=True):
         row = {"id": example.id, "question": example.question, "accepted": example.answers, "answer": reply.text}
         row |= {name: getattr(reply, name) for name in REPLIED} | {"document": None, "declined": not reply.text}
         if example.article in names:
             row["document"] = example.article
         if example.answers:
-            row["passage_found"] = _finds(asks, example, passages, row["document"])
+            row["passage_found"] = _hold(pieces, example.answers, row["document"])
         if example.answers and reply.text and row["document"]:
             row["right_text"] = reply.name == row["document"]
         rows.append(row)
@@ -109,11 +109,10 @@ def _asked(asks: TextsAnswerer, marking: Marking, passages: int) -> pd.DataFrame
     return table
 
 
-def _finds(asks: TextsAnswerer, example: Example, passages: int, document: str | None) -> bool:
-    """Whether an accepted answer is in a passage that is read: of the `document` that the question names, if any."""
-    pieces = asks.index.pieces(example.question, passages)
+def _hold(pieces: list[Piece], answers: Sequence[str], document: str | None) -> bool:
+    """Whether an accepted answer is in a piece that was read: of the `document` that the question names, if any."""
     texts = [folded(text) for piece, text in pieces if document in (None, piece.name)]
-    return any(folded(answer) in text for text in texts for answer in example.answers)
+    return any(folded(answer) in text for text in texts for answer in answers)
 
 
 def _score(table: pd.DataFrame, cluster_Q: np.ndarray, say: Callable[[str], None]) -> dict[str, Any]:

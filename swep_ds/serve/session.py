@@ -67,9 +67,11 @@ class Session:
             raise InputError(f"--label {source}: question {lacking[0]!r} has no context: give it, or --texts")
         folder = RunFolder(runs[0]).forecasts / "answers"
         folder.mkdir(parents=True, exist_ok=True)
-        answers = {str(run): answers_of(run, examples, folder, self.texts) for run in runs}
+        index = None
         if self.texts:
-            self.shown = ShownTexts(self.texts, TextIndex(self.texts))
+            index = TextIndex(self.texts)
+            self.shown = ShownTexts(self.texts, index)
+        answers = {str(run): answers_of(run, examples, folder, index) for run in runs}
         self.labels = Labels(examples, answers, scorer)
         self.labels.check(self.verdicts.rows, f"--output {self.verdicts.path}")
         self.ready = True

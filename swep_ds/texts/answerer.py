@@ -23,9 +23,10 @@ from swep_ds.data.example import Example
 from swep_ds.evaluation.spans import Answer, with_null
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
-from swep_ds.texts.passages import Passage
+from swep_ds.texts.passages import Passage, Piece
 from swep_ds.texts.search import Search, UserSearch
 
+Texts = Mapping[str, str] | FolderTexts | TextIndex | Search
 log = logging.getLogger(__name__)
 
 QUESTIONS_OF_TEXTS_AT_A_TIME = 128  # whose passages are sorted by length and read together
@@ -41,7 +42,7 @@ class TextsAnswerer:
     Raises InputError: as `TextIndex`; or a generative model never declines.
     """
 
-    def __init__(self, answerer, texts: Mapping[str, str] | FolderTexts | Search, count: int):
+    def __init__(self, answerer, texts: Texts, count: int):
         if answerer.generative and answerer.null_threshold is None:
             raise InputError(
                 f"{answerer.name} generates and never declines: its answers to texts cannot be compared: give a null "
@@ -51,9 +52,11 @@ class TextsAnswerer:
             text = "its odds against no answer were never trained: take one trained with unanswerable questions"
             log.warning("%s has no null threshold: %s", answerer.name, text)
         self._answerer = answerer
-        self._texts = texts
-        # the `refresh` of a `TextIndex` indexes what has changed since
-        self.index = UserSearch(texts) if callable(texts) else TextIndex(texts)
+        self.index = texts  # the `refresh` of a `TextIndex` indexes what has changed since
+        if callable(texts):
+            self.index = UserSearch(texts)
+        elif not isinstance(texts, TextIndex):
+            self.index = TextIndex(texts)
         self._count = count
 
     def __call__(self, question: str, n_best: int = 1) -> list[Answer]:
@@ -64,6 +67,10 @@ class TextsAnswerer:
 
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `__call__` for each question, in order, `QUESTIONS_OF_TEXTS_AT_A_TIME` together."""
+        return (replies for replies, _ in self.search_and_read(questions, n_best))
+
+    def search_and_read(self, questions: Iterable[str], n_best: int = 1) -> Iterator[tuple[list[Answer], list[Piece]]]:
+        """As `answer`, with the pieces that were read for each question."""
         numbered = enumerate(questions, 1)
         while chunk := list(islice(numbered, QUESTIONS_OF_TEXTS_AT_A_TIME)):
             pieces_of, examples = [], []
@@ -77,13 +84,13 @@ class TextsAnswerer:
             readings = self._answerer.read(examples, FROM_EACH, null=True)
             for pieces in pieces_of:
                 replies = self.compare([(piece, *next(readings)) for piece, _ in pieces], n_best)
-                yield [self._placed(reply) for reply in replies]
+                yield [self._placed(reply) for reply in replies], pieces
 
     def _placed(self, reply: Answer) -> Answer:
         """With its page and heading, if it is a place in a folder's document."""
-        if reply.start is None or not isinstance(self._texts, FolderTexts):
+        if reply.start is None or not isinstance(self.index.texts, FolderTexts):
             return reply
-        document = self._texts.document(reply.name)
+        document = self.index.texts.document(reply.name)
         return replace(reply, page=document.page(reply.start), heading=document.heading(reply.start))
 
     def compare(self, read: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
@@ -116,7 +123,9 @@ def _apart(ranked: list[tuple[float, float, Passage, Answer]], count: int) -> li
     """The first `count` answers that overlap no earlier one, of (probability, score, piece, answer) each."""
     kept: list[Answer] = []
     for probability, score, piece, answer in ranked:
-        start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
+        start, end = answer.start, answer.end
+        if start is not None:
+            start, end = piece.begin + start, piece.begin + end
         same_text = [better for better in kept if better.name == piece.name and better.start is not None]
         if len(kept) < count and all(end <= it.start or it.end <= start for it in same_text):
             kept.append(Answer(answer.text, start, end, score, probability, name=piece.name))

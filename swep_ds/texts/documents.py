@@ -42,9 +42,12 @@ def from_parts(parts: Iterable[str], *, are_pages: bool = False) -> Document:
     pages, headings = [], []
     length = 0
     for part in parts:
-        pages.append(length)
-        for line in part.replace("\u00ad", "").split(END):
-            shown = " ".join(line.replace(HEADING, "").split())
+        if are_pages:
+            pages.append(length)
+        for line in " ".join(part.replace("\u00ad", "").split()).split(END):
+            shown = line.strip()
+            if HEADING in line:
+                shown = " ".join(line.replace(HEADING, "").split())
             if CELL in shown:
                 shown = "\t".join(filter(None, map(str.strip, shown.split(CELL))))
             if shown and HEADING in line:
@@ -54,7 +57,7 @@ def from_parts(parts: Iterable[str], *, are_pages: bool = False) -> Document:
                 length += len(shown) + 1
     if not lines:
         raise InputError("holds no text")
-    return Document("".join(lines), pages if are_pages else (), headings)
+    return Document("".join(lines), tuple(pages), headings)
 
 
 def read_document(path: Path) -> Document:
@@ -64,8 +67,10 @@ def read_document(path: Path) -> Document:
     if suffix in PLAIN:
         with as_input_error(f"{path}: cannot be read", "change its permissions"):
             text = read_text(path)
-        titles = _MD_HEADING.finditer(text) if suffix == ".md" else ()
-        return Document(text, headings=[(title.start(), title[1]) for title in titles])
+        headings = []
+        if suffix == ".md":
+            headings = [(title.start(), title[1]) for title in _MD_HEADING.finditer(text)]
+        return Document(text, headings=headings)
     try:
         module = import_module(f"swep_ds.texts.{READERS[suffix]}")
     except ImportError:

@@ -47,15 +47,16 @@ class FolderTexts:
 
     def names(self) -> list[str]:
         """The files that may be texts, in name order; none of them is read."""
-        self.check()
         return list(self._listed()[0])
 
     def states(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
         """By name the size and the times of the file, in ns, of which one changes whenever its content does. They are
         left out, "", where the file changed a moment ago, as a second change might leave the same times. Files in a
         `known` state are taken to be readable."""
-        self.check()
         states, others = self._listed()
+        records = self._records()
+        for gone in {*records.glob("*.json")}.difference(records / _record_name(name) for name in states):
+            gone.unlink(missing_ok=True)
         known = known or {}
         unknown = {name: state for name, state in states.items() if not state or known.get(name) != state}
         left_out = {name: outcome for name, outcome in self._read(unknown) if isinstance(outcome, str)}
@@ -100,7 +101,7 @@ class FolderTexts:
                 if _is_plain(name):
                     yield name, read_document(self.folder / name)
                 else:
-                    record = self._record(name)
+                    record = self._records() / _record_name(name)
                     yield name, _DIED.get((record, state)) or _kept(record, state)
             except InputError as error:
                 yield name, str(error)
@@ -111,7 +112,7 @@ class FolderTexts:
         outcomes = read_documents(self.folder / name for name in unread)
         with Progress(Console(stderr=True), "documents read", len(unread)) as progress:
             for number, (name, outcome) in enumerate(zip(unread, outcomes, strict=True), 1):
-                record = self._record(name)
+                record = self._records() / _record_name(name)
                 if isinstance(outcome, Died):
                     _DIED[record, unread[name]] = outcome
                 else:
@@ -124,9 +125,12 @@ class FolderTexts:
 
     def _listed(self) -> tuple[dict[str, str], Counter[str]]:
         """The states of files that may be texts, in name order, and how many others there are by kind."""
+        self.check()
         states = {}
         kinds: Counter[str] = Counter()
-        can_read = find_spec("pypdfium2") and find_spec("lxml")
+        suffixes = PLAIN
+        if find_spec("pypdfium2") and find_spec("lxml"):
+            suffixes = SUFFIXES
         folders = [os.fspath(self.folder)]
         while folders:
             for entry in os.scandir(folders.pop()):
@@ -137,26 +141,31 @@ class FolderTexts:
                     folders.append(entry.path)
                 elif not self._links_out and entry.is_symlink() and not _is_in(self.folder, entry.path):
                     kinds["links out of the folder"] += 1
-                elif entry.is_file() and suffix in (SUFFIXES if can_read else PLAIN):
+                elif entry.is_file() and suffix in suffixes:
                     states[entry.path] = _state(entry.stat(), entry.name)
                 elif entry.is_dir():
                     kinds["links to folders"] += 1
                 else:
-                    needs = " (which need pip install '.[documents]' in a checkout)" if suffix in SUFFIXES else ""
-                    kinds[(suffix or "without a suffix") + needs] += 1
+                    kind = suffix or "without a suffix"
+                    if suffix in SUFFIXES:
+                        kind += " (which need pip install '.[documents]' in a checkout)"
+                    kinds[kind] += 1
         start = len(os.path.join(self.folder, ""))
         return {path[start:]: states[path] for path in sorted(states)}, kinds
 
-    def _record(self, name: str) -> Path:
-        """The file that keeps a document."""
+    def _records(self) -> Path:
+        """The folder of the files that keep documents, each named by `_record_name`."""
         from swep_ds.evaluation.evaluate import CACHE  # takes seconds
 
-        folder, file = (xxh3_64_hexdigest(os.fsencode(part)) for part in (self.folder.resolve(), name))
-        return CACHE / "documents" / folder / f"{file}.json"
+        return CACHE / "documents" / xxh3_64_hexdigest(os.fsencode(self.folder.resolve()))
 
 
 def _is_in(folder: Path, path: str) -> bool:
     return Path(path).resolve().is_relative_to(folder.resolve())
+
+
+def _record_name(name: str) -> str:
+    return f"{xxh3_64_hexdigest(os.fsencode(name))}.json"
 
 
 def _is_plain(name: str) -> bool:
@@ -166,8 +175,10 @@ def _is_plain(name: str) -> bool:
 def _state(stat: os.stat_result, name: str) -> str:
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) <= SETTLED:
         return ""
-    times = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-    return times if _is_plain(name) else f"{times} {FORMAT_VERSION}"
+    state = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+    if not _is_plain(name):
+        state += f" {FORMAT_VERSION}"
+    return state
 
 
 @lru_cache(16)

@@ -23,7 +23,7 @@ from swep_ds.common.files import read_sealed, sealed, write_atomically
 from swep_ds.evaluation.evaluate import CACHE
 from swep_ds.texts import passages
 from swep_ds.texts.folder import FolderTexts
-from swep_ds.texts.passages import Passage, cut, joined
+from swep_ds.texts.passages import Passage, Piece, cut, joined
 from swep_ds.texts.words import GRAM_WEIGHT, TITLE_WEIGHT, WORD_WEIGHT, grams, words
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class TextIndex:
         except ImportError:
             raise InputError("asking many texts needs tantivy: pip install '.[texts]' in a checkout") from None
         self._tantivy = tantivy
-        self._texts = texts
+        self.texts = texts
         place = texts.folder.resolve() if isinstance(texts, FolderTexts) else min(texts, default="")
         known_by = repr((type(place), str(place), FORMAT_VERSION, passages.WORDS, passages.STEP))
         self._kept: dict[str, tuple[Any, ...]] = {}  # by name: its number, its passages, the checksum and the state
@@ -102,14 +102,14 @@ class TextIndex:
             ranked.append((-score, Passage(names[number], begin, end)))
         return [passage for _, passage in sorted(ranked)[:count]]
 
-    def pieces(self, question: str, count: int) -> list[tuple[Passage, str]]:
+    def pieces(self, question: str, count: int) -> list[Piece]:
         """The best passages, `joined`, with what they say. If a text is no longer what was indexed, it is indexed
         first. Raises InputError: as `refresh`, or a text changes all the time."""
         for _ in range(3):
             pieces = []
             with suppress(InputError, KeyError):  # the text is gone
                 for piece in joined(self.best(question, count)):
-                    text = self._texts[piece.name]
+                    text = self.texts[piece.name]
                     if text_checksum(text) != self._kept[piece.name][2]:
                         raise KeyError(piece.name)
                     pieces.append((piece, text[piece.begin : piece.end]))
@@ -143,21 +143,20 @@ class TextIndex:
     def _update(self) -> None:
         """Writes what differs from what is kept."""
         kept = self._kept
-        if isinstance(self._texts, FolderTexts):
-            states = self._texts.states({name: state for name, (_, _, _, state) in kept.items()})
+        if isinstance(self.texts, FolderTexts):
+            states = self.texts.states({name: state for name, (_, _, _, state) in kept.items()})
         else:
-            states = {name: text_checksum(text) for name, text in sorted(self._texts.items())}
+            states = {name: text_checksum(text) for name, text in sorted(self.texts.items())}
         changed = []
         stale = [name for name in kept if name not in states]
         for name, state in states.items():
             if name not in kept:
                 changed.append(name)
-            elif (not state or state != kept[name][3]) and text_checksum(self._texts[name]) != kept[name][2]:
+            elif (not state or state != kept[name][3]) and text_checksum(self.texts[name]) != kept[name][2]:
                 changed.append(name)
                 stale.append(name)
         if changed or stale or states != {name: state for name, (_, _, _, state) in kept.items()}:
-            left = self._left() + sum(kept[name][1] for name in stale) if kept else 0
-            if left > STALE * len(self):
+            if kept and self._left() + sum(kept[name][1] for name in stale) > STALE * len(self):
                 kept, changed, stale = {}, list(states), []
             self._write(states, changed, stale, kept)
             self._open()
@@ -182,7 +181,7 @@ class TextIndex:
             for name in stale:
                 writer.delete_documents_by_term("text", kept[name][0])
             for number, name in enumerate(changed, first):
-                text = self._texts[name]
+                text = self.texts[name]
                 title = words(name.removesuffix(Path(name).suffix))
                 title = " ".join(title + grams(title))
                 count = 0

@@ -15,8 +15,8 @@ from swep_ds.common.errors import InputError
 from swep_ds.texts.documents import CELL, END, HEADING, Document, from_parts
 
 START = "swep-start"  # an attribute: what precedes the text of a block
-# what comes where an element ends, by its name in HTML, Word's or OpenDocument's
-GIVEN = {"br": END, "cr": END, "line-break": END, "tab": CELL, "ptab": CELL, "pt": CELL, "s": " ", "noBreakHyphen": "-"}
+# what comes where an element ends, by its name in Word or OpenDocument
+GIVEN = {"cr": END, "line-break": END, "tab": CELL, "ptab": CELL, "pt": CELL, "s": " ", "noBreakHyphen": "-"}
 
 
 def roles(**by_role: str) -> dict[str, list[str]]:
@@ -25,7 +25,7 @@ def roles(**by_role: str) -> dict[str, list[str]]:
 
 
 HTML = roles(
-    block="address article aside blockquote body caption center dd details dialog dir div dl dt fieldset figcaption "
+    block="address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption "
     "figure footer form header hr legend li main menu nav ol option p pre section select summary table tbody textarea "
     "tfoot thead tr ul",
     heading="h1 h2 h3 h4 h5 h6 title",
@@ -80,53 +80,57 @@ def marked(root: etree._Element, roles: Mapping[str, list[str]]) -> str:
                 element.text = None
     for block in root.iter(*roles.get("kept", "-")):
         for element in block.iter():
-            element.text = (element.text or "").replace("\n", END)
-            element.tail = (element.tail or "").replace("\n", END)
+            for side in ("text", "tail"):
+                if "\n" in (said := getattr(element, side) or ""):
+                    setattr(element, side, said.replace("\n", END))
+    blocks = set(root.iter(*roles["block"]))
     for heading in root.iter(*roles.get("heading", "-")):
-        _make_line(heading, roles)
+        _make_line(heading, blocks)
         _surround(heading, END + HEADING, END)
     for cell in root.iter(*roles["cell"]):
         # a cell that is alone in its row, or holds others, is layout
         if len(cell.getparent()) == 1 or next(cell.iterdescendants(cell.tag), None) is not None:
             _surround(cell, END, END)
         else:
-            _make_line(cell, roles)
+            _make_line(cell, blocks)
             _surround(cell, "", CELL)
-    for block in root.iter(*roles["block"]):
+    for block in blocks:
         _surround(block, END + block.get(START, ""), END)
-    for name, meant in GIVEN.items():
-        for element in root.iter(f"{{*}}{name}"):
-            _surround(element, "", meant)
-    return "".join(root.itertext())
+    for element in root.iter(*(f"{{*}}{name}" for name in GIVEN)):
+        _surround(element, "", GIVEN[etree.QName(element).localname])
+    return etree.tostring(root, encoding="unicode", method="text", with_tail=False)
 
 
-def _make_line(element: etree._Element, roles: Mapping[str, list[str]]) -> None:
-    """Makes the blocks in an element parts of a line."""
-    for inner in list(element.iterdescendants("{*}br", *roles["block"])) if len(element) else ():
-        _surround(inner, f" {inner.get(START, '')}", " ")
-        inner.tag = "inner"
+def _make_line(element: etree._Element, blocks: set[etree._Element]) -> None:
+    """Makes the blocks in an element parts of a line, and takes them out of `blocks`."""
+    inside = blocks.intersection(element.iterdescendants())
+    for block in inside:
+        _surround(block, f" {block.get(START, '')}", " ")
+    blocks -= inside
 
 
 def _surround(element: etree._Element, before: str, after: str) -> None:
-    element.text = before + (element.text or "")
+    if before:
+        element.text = before + (element.text or "")
     element.tail = after + (element.tail or "")
 
 
 def _html(content: bytes) -> etree._Element:
-    root = etree.fromstring(_decoded(content).encode(), etree.HTMLParser(encoding="utf-8", no_network=True))
+    root = etree.fromstring(_as_utf8(content), etree.HTMLParser(encoding="utf-8", no_network=True))
     if root is None:
         raise InputError("holds no text")
     return root
 
 
-def _decoded(content: bytes) -> str:
+def _as_utf8(content: bytes) -> bytes:
     """A page as UTF-8 if it is, else by the character set that it names, or else by that of Western Windows."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16", errors="replace")
+        return content.decode("utf-16", errors="replace").encode()
     with suppress(UnicodeDecodeError):
-        return content.decode("utf-8-sig")
+        content.decode()
+        return content.removeprefix(codecs.BOM_UTF8)
     if named := _CHARSET.search(content[:4096]):
         with suppress(LookupError):
             name = named[1].decode().lower()
-            return content.decode(WIDER.get(name, name), errors="replace")
-    return content.decode("cp1252", errors="replace")
+            return content.decode(WIDER.get(name, name), errors="replace").encode()
+    return content.decode("cp1252", errors="replace").encode()

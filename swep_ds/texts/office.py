@@ -3,6 +3,7 @@
 import posixpath
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,7 +14,7 @@ from swep_ds.texts.documents import END, HEADING, Document, from_parts
 from swep_ds.texts.markup import START, marked, roles, xml
 
 # Word's paragraphs, slides, charts (`cat` to `yVal`) and diagrams
-OFFICE = roles(block="p tr cat val tx xVal yVal", cell="tc", text="t v", skipped="pPr rPr tcPr trPr tblPrEx")
+OFFICE = roles(block="br p tr cat val tx xVal yVal", cell="tc", text="t v", skipped="pPr rPr tcPr trPr tblPrEx")
 OPEN_DOCUMENT = roles(
     block="p list-item table-row note-body text-box",
     heading="h",
@@ -76,8 +77,7 @@ def _opened(path: Path) -> ZipFile:
 
 def _once(trees: Iterable[etree._Element], roles: dict[str, list[str]]) -> Document:
     """The document of trees that may repeat each other."""
-    different = {" ".join(tree.itertext()): tree for tree in trees}
-    return from_parts(marked(tree, roles) for tree in different.values())
+    return from_parts(dict.fromkeys(marked(tree, roles) for tree in trees))
 
 
 def _related(archive: ZipFile, part: str, kind: str = "") -> dict[str, str]:
@@ -85,7 +85,9 @@ def _related(archive: ZipFile, part: str, kind: str = "") -> dict[str, str]:
     folder, name = posixpath.split(part)
     relations = posixpath.join(folder, "_rels", f"{name}.rels")
     parts = {}
-    for relation in xml(archive, relations) if relations in archive.namelist() else ():
+    if relations not in archive.namelist():
+        return parts
+    for relation in xml(archive, relations):
         target = posixpath.normpath(posixpath.join("/", folder, relation.get("Target"))).strip("/")
         if relation.get("Type").endswith(kind and f"/{kind}") and target in archive.namelist():
             parts[relation.get("Id")] = target
@@ -116,7 +118,8 @@ class _Paragraphs:
     """Which paragraphs of a Word file are headings, and their numbers."""
 
     def __init__(self, styles: Iterable[etree._Element], numbering: Iterable[etree._Element]):
-        self._styles = {_attribute(style, "styleId"): style for tree in styles for style in tree.iter("{*}style")}
+        styles = {_attribute(style, "styleId"): style for tree in styles for style in tree.iter("{*}style")}
+        self._style = cache(lambda style_id: self._properties(styles.get(style_id), "basedOn"))
         self._lists = {_attribute(each, "numId"): each for tree in numbering for each in tree.iter("{*}num")}
         kinds = [kind for tree in numbering for kind in tree.iter("{*}abstractNum")]
         self._kinds = {_attribute(kind, "abstractNumId"): kind for kind in kinds}
@@ -125,19 +128,21 @@ class _Paragraphs:
         self._restarts = {list_id: [*each.iter("{*}startOverride")] for list_id, each in self._lists.items()}
 
     def mark(self, tree: etree._Element) -> None:
-        for paragraph in tree.iter("{*}p"):
-            is_heading, list_id, level = self._properties(paragraph)
-            start = HEADING if is_heading else ""
+        for properties in tree.iterfind(".//{*}p/{*}pPr"):
+            paragraph = properties.getparent()
+            is_heading, list_id, level = self._properties(paragraph, "pPr/{*}pStyle")
+            start = ""
+            if is_heading:
+                start = HEADING
             if list_id in self._lists and next(paragraph.iter("{*}t"), None) is not None:
                 start += self._next(list_id, int(level or 0))
             paragraph.set(START, start)
 
-    def _properties(self, element: etree._Element | None) -> tuple[bool, str | None, str | None]:
-        """Whether a paragraph or a style is a heading, its list, and its level there."""
+    def _properties(self, element: etree._Element | None, basis: str) -> tuple[bool, str | None, str | None]:
+        """Whether a paragraph or style is a heading, its list, and its level there. `basis`: where it names a style."""
         if element is None:
             return False, None, None
-        basis = self._styles.get(_value(element, "pPr/{*}pStyle") or _value(element, "basedOn"))
-        is_heading, list_id, level = self._properties(basis)
+        is_heading, list_id, level = self._style(_value(element, basis))
         is_heading = is_heading or int(_value(element, "pPr/{*}outlineLvl") or 9) < 9
         list_id = _value(element, "pPr/{*}numPr/{*}numId") or list_id
         return is_heading, list_id, _value(element, "pPr/{*}numPr/{*}ilvl") or level
@@ -174,8 +179,9 @@ def _written(number: int, style: str | None) -> str:
 
 def _attribute(element: etree._Element | None, name: str) -> str | None:
     """The value of an attribute that has a namespace."""
-    attributes = {} if element is None else element.attrib
-    return next((value for key, value in attributes.items() if key.endswith(f"}}{name}")), None)
+    if element is None:
+        return None
+    return next((value for key, value in element.items() if key.endswith(f"}}{name}")), None)
 
 
 def _value(element: etree._Element, path: str) -> str | None:

@@ -7,6 +7,7 @@ blanks. The context is what `passages.cut` gives a reader at that place, so trai
 import difflib
 import math
 import unicodedata
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from functools import cache, cached_property, lru_cache
@@ -50,7 +51,7 @@ class Searched:
         self.text = text
         self.begins: list[int] = []  # of each passage, in their order
         self.ends: list[int] = []
-        self._passages_of = defaultdict(list)  # by term the numbers of the passages that have it
+        self._passages_of = defaultdict(lambda: array("i"))  # by term the numbers of the passages that have it
         for number, (begin, end, of_passage, pieces) in enumerate(cut(text)):
             self.begins.append(begin)
             self.ends.append(end)
@@ -85,8 +86,8 @@ class Searched:
     def likeness(self, asked: list[str]) -> np.ndarray:
         """What each passage shares with these words [P], each weighted by how rare it is in the document."""
         likeness_P = np.zeros(len(self.begins))
-        for term in {*asked, *grams(asked)} & self._passages_of.keys() - {""}:
-            passages = self._passages_of[term]
+        for term in sorted(({*asked, *grams(asked)} - {""}) & self._passages_of.keys()):
+            passages = np.asarray(self._passages_of[term])
             likeness_P[passages] += math.log(1 + len(self.begins) / len(passages))
         return likeness_P
 
@@ -121,14 +122,17 @@ class PairLocator:
         for answer in answers:
             places, whole = document.places(answer.strip())
             if places:
-                likeness_P = document.likeness(asked)
-                begin, end = max(places, key=lambda place: likeness_P[document.holding(*place)].max())
+                remark = ""
+                if len(places) > 1:
+                    remark = SEVERAL
+                    likeness_P = document.likeness(asked)
+                    places.sort(key=lambda place: -likeness_P[document.holding(*place)].max())
+                elif not whole:
+                    remark = INSIDE
+                begin, end = places[0]
                 first, last = document.around(begin, end)
                 texts = [document.text[begin:end], *(other for other in answers if other != answer)]
                 placed = {"text": texts, "answer_start": [begin - first] + [None] * (len(texts) - 1)}
-                remark = "" if whole else INSIDE
-                if len(places) > 1:
-                    remark = SEVERAL
                 return Located({"title": name, "context": document.text[first:last], "answers": placed}, remark)
         nearest = document.likeness([*asked, *(word for answer in answers for word in words(answer))]).argmax()
         passage = document.text[document.begins[nearest] : document.ends[nearest]]
@@ -160,7 +164,9 @@ class PairLocator:
                     )
                 return matches[0]
         close = difflib.get_close_matches(_letters(given), self._names, n=1)
-        meant = f"; did you mean {min(self._names[close[0]])!r}?" if close else ""
+        meant = ""
+        if close:
+            meant = f"; did you mean {min(self._names[close[0]])!r}?"
         raise InputError(f"document {excerpt(given)}: {self._texts.what} has no such text{meant}")
 
 

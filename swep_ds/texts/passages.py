@@ -18,6 +18,9 @@ class Passage(NamedTuple):
     end: int
 
 
+Piece = tuple[Passage, str]  # with what it says
+
+
 def cut(text: str) -> Iterator[tuple[int, int, str, str]]:
     """The begin, the end, the words and the grams (between blanks) of each passage; nothing if a text has no word."""
     if not text.isascii() and MARKED_OR_UNSPACED.search(text):
@@ -30,16 +33,18 @@ def cut(text: str) -> Iterator[tuple[int, int, str, str]]:
             blanked = _IN_NO_WORD.sub(" ", blanked)
         begins = [match.start() for match in re.finditer(f"(?:[^ ]+ *){{1,{STEP}}}", blanked)]
         words = fold(blanked).split()
-    begins[:1] = [0]  # the first passage has what precedes its first word, too
+    if not words:
+        return
+    begins[0] = 0  # the first passage has what precedes its first word, too
+    # with what follows its last word, such as a full stop
+    ends = [*begins[WORDS // STEP :], len(text)]
     pieces = grams(words)
     steps = [slice(first, first + STEP) for first in range(0, len(words), STEP)]
     step_words = [" ".join(words[step]) for step in steps]
     step_grams = [" ".join(pieces[step]) for step in steps]
-    for number in range(max(1, len(steps) - WORDS // STEP + 1) if words else 0):
-        following = number + WORDS // STEP
-        # with what follows its last word, such as a full stop
-        end = begins[following] if following < len(begins) else len(text)
-        yield begins[number], end, " ".join(step_words[number:following]), " ".join(step_grams[number:following])
+    for number, end in enumerate(ends):
+        of_passage = slice(number, number + WORDS // STEP)
+        yield begins[number], end, " ".join(step_words[of_passage]), " ".join(step_grams[of_passage])
 
 
 def joined(passages: list[Passage]) -> list[Passage]:

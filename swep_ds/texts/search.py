@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from swep_ds.common.errors import InputError, excerpt
-from swep_ds.texts.passages import Passage
+from swep_ds.texts.passages import Passage, Piece
 
 # (question, count) -> the best passages, best first: the name of each one's text, what it says and, where it does not
 # begin that text, the character at which it begins there
@@ -13,10 +13,12 @@ Search = Callable[[str, int], Iterable[tuple[str, str] | tuple[str, str, int]]]
 class UserSearch:
     """What `TextIndex.pieces` gives, from a `Search`. Each passage is read as it is."""
 
+    texts = None  # are not known as a whole
+
     def __init__(self, search: Search):
         self._search = search
 
-    def pieces(self, question: str, count: int) -> list[tuple[Passage, str]]:
+    def pieces(self, question: str, count: int) -> list[Piece]:
         """Raises InputError: what the search gives is no passage."""
         pieces = []
         for passage in self._search(question, count):

@@ -60,6 +60,10 @@ def test_a_document_is_read_again_only_if_it_has_changed(folder, monkeypatch):
     assert (FolderTexts(folder, "texts")["d.html"], len(read)) == ("Founded in 1250\n", 3)
     monkeypatch.setattr(module, "FORMAT_VERSION", 2)
     assert (texts["d.html"], len(read)) == ("Founded in 1250\n", 4)
+    (folder / "d.html").rename(folder / "e.html")
+    assert list(texts.states()) == ["e.html"]
+    [record] = (folder.parent / "cache").rglob("*.json")  # that of d.html is gone
+    assert "Founded in 1250" in record.read_text()
 
 
 def test_what_cannot_be_read_is_named_once_and_the_rest_is_read(folder, monkeypatch, caplog, tmp_path):

@@ -210,7 +210,11 @@ def test_a_score_over_all_texts_tells_search_from_reading(model, tmp_path, monke
     words = ["swep-ds", "--data", "p=pairs.csv", "--texts", "docs", "--output_dir", "scores"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [*words[:1], model, *words[1:]])
+    searched = []
+    pieces = TextIndex.pieces
+    monkeypatch.setattr(TextIndex, "pieces", lambda index, *asked: searched.append(asked) or pieces(index, *asked))
     evaluate_command()
+    assert searched == [(row[0], 10) for row in rows]  # once for each question
     score = json.loads((tmp_path / "scores/results.json").read_text())["eval"]["p"]
     answers = [json.loads(line) for line in (tmp_path / "scores/answers/p.jsonl").read_text().splitlines()]
     assert [answer["answer"] for answer in answers] == [reply.text for reply in expected]
