@@ -62,7 +62,8 @@ def _sqrt_abs(x, MATH: tl.constexpr):
     if MATH == "portable":
         y = tl.sqrt(tl.abs(x))
     else:
-        x = x if MATH == "nvidia" else tl.abs(x)
+        if MATH == "amd":
+            x = tl.abs(x)
         y = _unary("abs.f32 $0, $1; sqrt.approx.ftz.f32 $0, $0;", "__ocml_native_sqrt_f32", x, MATH)
     return y
 

@@ -157,7 +157,9 @@ class Scale(NamedTuple):
     def of(cls, texts: Sequence[Sequence[TextWord]]) -> "Scale":
         """From the 2nd to the 98th percentile, so outliers do not stretch it."""
         low, high = np.percentile([word.distance for words in texts for word in words], [2, 98]).tolist()
-        return cls(low, high if high > low else low + 1.0)
+        if low == high:
+            high += 1.0
+        return cls(low, high)
 
     def colour(self, distance: float) -> str:
         stops = np.linspace(self.low, self.high, len(self.colours))

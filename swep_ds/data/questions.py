@@ -130,10 +130,11 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     is_located = choices.locate is not None and labels is not False
     if is_located and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
         return _about_document(id_, fields, choices, training=training, labels=labels)
-    for name in ("question", "context") if labels and unanswerable != "error" else ():
-        value = field(fields, name)
-        if is_missing(value) or (isinstance(value, str) and is_blank(value)):
-            return Judged(id_, None, remark=f"the {name} is empty: left out", left_out=True, is_silent=True)
+    if labels and unanswerable != "error":
+        for name in ("question", "context"):
+            value = field(fields, name)
+            if is_missing(value) or (isinstance(value, str) and is_blank(value)):
+                return Judged(id_, None, remark=f"the {name} is empty: left out", left_out=True, is_silent=True)
     question = text_field(fields, "question")
     context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):

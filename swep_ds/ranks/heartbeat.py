@@ -125,7 +125,7 @@ class Heartbeat:
         """Ends this process, from any thread, and all others through rank 0."""
         self._ending.acquire()  # for good: the main thread may come as well
         self._send(end=text, code=code)
-        title = "stopped" if code == EXIT_INTERRUPTED else "error"
+        title = {EXIT_INTERRUPTED: "stopped"}.get(code, "error")
         try:
             if self._reports:
                 print(printable(f"{title}: {text}"), file=sys.stderr)
