@@ -162,25 +162,25 @@ def perturb(
         RuntimeError: no implementation can run, or a CUDA graph would freeze a host key.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
-    seed = _checked_key("seed", seed)
-    draw = _checked_key("draw", draw)
+    seed = _checked_key("seed", seed, embeddings.device)
+    draw = _checked_key("draw", draw, embeddings.device)
     if torch.compiler.is_compiling():
-        # on the device, so that a CUDA graph made of the compiled code reads them there
-        seed, draw = (
-            part if isinstance(part, Tensor) else torch.tensor(part, device=embeddings.device) for part in (seed, draw)
-        )
         return perturb_op(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
     run = implementation(embeddings.device.type, embeddings.dtype)
     return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, MODES[mode], run)
 
 
-def _checked_key(name: str, part: int | Tensor) -> int | Tensor:
-    """`part` as an int in the range of int64, or unchanged if it is a tensor."""
+def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | Tensor:
+    """`part` as an int in the range of int64, or unchanged if it is a tensor. In compiled code it is always one, on the
+    device, so that a CUDA graph reads it there."""
     if isinstance(part, Tensor):
         if part.dim() or part.dtype != torch.int64:
             raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")
-    elif part >= 2**63:
+        return part
+    if part >= 2**63:
         part -= 2**64
+    if torch.compiler.is_compiling():
+        return torch.tensor(part, device=device)
     return part
 
 

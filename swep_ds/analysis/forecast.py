@@ -149,12 +149,8 @@ def forecast(home: Home, name: str, runs: Sequence[Sequence[Answered]]) -> Forec
     scores_RQ2 = scores(home.runs)
     given_RQ1 = np.array([[[item.predicted != ""] for item in run] for run in home.runs])
     declined_2 = (scores_RQ2 * ~given_RQ1).mean((0, 1))  # what questions that are declined rightly add
-    rests_on = "confidence"
-    correction = MEASURED
-    if len(runs) > 1:
-        rests_on = "agreement"
-        if declined_2.any():
-            correction = MEASURED_DECLINING
+    rests_on = "agreement" if len(runs) > 1 else "confidence"
+    correction = MEASURED_DECLINING if rests_on == "agreement" and declined_2.any() else MEASURED
     at_home_Q4 = np.concatenate([(scores_RQ2 * given_RQ1).mean(0), signal(home.runs, home.scorer)], axis=1)
     there_Q2 = signal(runs, home.scorer)
     home_D4 = resampled(at_home_Q4.mean(0), at_home_Q4, home.runs[0], home.name)  # row 0 is about the questions drawn

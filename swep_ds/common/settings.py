@@ -340,9 +340,7 @@ def describe(settings: BaseModel, prefix: str = "") -> Iterator[Field]:
         if isinstance(section, BaseModel):
             yield from describe(section, f"{prefix}{name}.")
         else:
-            default = "required"
-            if "default" in field:
-                default = json.dumps(field["default"], ensure_ascii=False)
+            default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
             yield Field(prefix + name, values[name], default, _type(field), field.get("description", ""))
 
 

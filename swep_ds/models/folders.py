@@ -39,10 +39,8 @@ def resolve_model(name: str, option: str = "model.name") -> str:
 def model_checksum(name: str, option: str = "model.name") -> str | None:
     """A checksum of a local folder's `model_files`; None for a hub id, whose name identifies them.
     Raises InputError: as `resolve_model`."""
-    folder = Path(resolve_model(name, option))
-    if not folder.is_dir():
-        return None
-    return content_checksum(model_files(folder))
+    source = resolve_model(name, option)
+    return content_checksum(model_files(Path(source))) if Path(source).is_dir() else None
 
 
 def model_files(folder: Path) -> list[Path]:
