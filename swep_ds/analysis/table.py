@@ -92,7 +92,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         primaries = dict.fromkeys(run.primary for run in of_block if run.primary)
         contrasts = [*primaries, *dict.fromkeys(contrast for run in of_block for contrast in run.secondary)]
         pairs = [({row: rows.get(row, []) for row in (base, name)}, base) for name, base, *_ in contrasts]
-        differences, *compared = significance.compare_all([(rows, base), *pairs], questions)
+        differences, *compared = significance.compare([(rows, base), *pairs], questions)
         registered = list(map(_registered, contrasts, compared))
         tested = [entry for entries in registered[: len(primaries)] for entry in entries]
         family = [entry for entries in registered[len(primaries) :] for entry in entries]
