@@ -168,11 +168,11 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
 def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
     """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
     answers = [text for text, _ in answer_pairs(fields, "")] if training or not ANSWERED.isdisjoint(fields) else []
-    located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
-    judged = _judged(id_, fields | located.fields, choices, training=training, labels=labels)
-    if judged.remark or not located.remark:
+    located, remark = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
+    judged = _judged(id_, fields | located, choices, training=training, labels=labels)
+    if judged.remark or not remark:
         return judged
-    return judged._replace(remark=located.remark, passage=located.fields["context"])
+    return judged._replace(remark=remark, passage=located["context"])
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:
