@@ -43,15 +43,15 @@ class Mode:
 
     @property
     def prior_mean(self) -> float:
-        return 0.0 if self.additive else 1.0
+        return float(not self.additive)
 
     def fixed_sigma(self, alpha: float) -> float:
         """sigma where it is not learned."""
-        return math.sqrt(alpha if self.fixed_variance is None else self.fixed_variance)
+        return math.sqrt(self.fixed_variance or alpha)
 
     def fixed_kl(self, alpha: float) -> float:
         """What a dimension whose sigma is not learned adds to 2 KL, apart from (mu - m)^2 / alpha."""
-        ratio = 1.0 if self.fixed_variance is None else self.fixed_variance / alpha
+        ratio = (self.fixed_variance or alpha) / alpha
         return ratio - 1.0 - math.log(ratio)
 
 

@@ -49,7 +49,7 @@ class _Perturb(torch.autograd.Function):
     @staticmethod
     def forward(ctx, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode, run):
         # saved key tensors raise when they change in place before the backward, which would draw other noise
-        key_tensors = [part if isinstance(part, Tensor) else None for part in (seed, draw)]
+        key_tensors = [part for part in (seed, draw) if isinstance(part, Tensor)]
         ctx.save_for_backward(embeddings, params, mask, sample_ids, *key_tensors)
         ctx.settings = seed, draw, prior_variance, mode, run
         ctx.set_materialize_grads(mode.needs_params)  # nothing reads the gradient of a constant KL
@@ -61,9 +61,9 @@ class _Perturb(torch.autograd.Function):
             raise RuntimeError("perturb is differentiable once: its backward cannot run with create_graph=True")
         if grad_perturbed is None:  # only the KL of noise from the prior, which is a constant
             return (None,) * 9
-        *tensors, _, _ = ctx.saved_tensors
+        embeddings, params, mask, sample_ids, *_ = ctx.saved_tensors
         *settings, run = ctx.settings
-        grads = run.backward(grad_perturbed, grad_kl, *tensors, *settings)
+        grads = run.backward(grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, *settings)
         return *grads, None, None, None, None, None, None, None
 
 
@@ -162,24 +162,25 @@ def perturb(
         RuntimeError: no implementation can run, or a CUDA graph would freeze a host key.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
-    seed = _checked_key("seed", seed)
-    draw = _checked_key("draw", draw)
+    seed = _checked_key("seed", seed, embeddings.device)
+    draw = _checked_key("draw", draw, embeddings.device)
     if torch.compiler.is_compiling():
-        # on the device, so that a CUDA graph made of the compiled code reads them there
-        seed, draw = (
-            part if isinstance(part, Tensor) else torch.tensor(part, device=embeddings.device) for part in (seed, draw)
-        )
         return perturb_op(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
     run = implementation(embeddings.device.type, embeddings.dtype)
     return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, MODES[mode], run)
 
 
-def _checked_key(name: str, part: int | Tensor) -> int | Tensor:
-    """`part` as an int in the range of int64, or unchanged if it is a tensor."""
-    if not isinstance(part, Tensor):
-        return part if part < 2**63 else part - 2**64
-    if part.dim() or part.dtype != torch.int64:
-        raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")
+def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | Tensor:
+    """`part` as an int in the range of int64, or unchanged if it is a tensor. In compiled code it is always one, on the
+    device, so that a CUDA graph reads it there."""
+    if isinstance(part, Tensor):
+        if part.dim() or part.dtype != torch.int64:
+            raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")
+        return part
+    if part >= 2**63:
+        part -= 2**64
+    if torch.compiler.is_compiling():
+        return torch.tensor(part, device=device)
     return part
 
 
@@ -190,8 +191,10 @@ def _check(embeddings, params, mask, sample_ids, prior_variance, mode) -> None:
     if embeddings.dim() != 3 or embeddings.shape[-1] == 0 or embeddings.shape[-1] % 4:
         raise ValueError(f"embeddings must be [N, T, d], d a multiple of 4; got shape {tuple(embeddings.shape)}")
     n, t, d = embeddings.shape
-    if MODES[mode].needs_params == (params is None):
-        raise ValueError(f"mode {mode!r} {'needs params' if params is None else 'takes no params: pass None'}")
+    if MODES[mode].needs_params and params is None:
+        raise ValueError(f"mode {mode!r} needs params")
+    if params is not None and not MODES[mode].needs_params:
+        raise ValueError(f"mode {mode!r} takes no params: pass None")
     for name, tensor, shape in (
         ("params", params, (n, t, 2 * d)),
         ("mask", mask, (n, t)),

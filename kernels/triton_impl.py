@@ -166,7 +166,9 @@ def backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Like `torch_impl.backward`; `overrides` as in `forward`."""
     grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
-    grad_params = torch.empty_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
+    grad_params = None
+    if mode.needs_params:
+        grad_params = torch.empty_like(params, memory_format=torch.contiguous_format)
     if embeddings.numel() == 0:
         return grad_embeddings, grad_params
     device = embeddings.device

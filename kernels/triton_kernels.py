@@ -25,64 +25,33 @@ VARYING = ["seed_low", "seed_high", "draw", "T", "mask_n", "grad_kl_n"]
 @core.extern
 def _ocml(name: core.constexpr, x, _semantic=None):
     """A float32 function of AMD's device library: the `native` ones are single instructions, v_log_f32 and so on."""
-    types = {(core.dtype("fp32"),): (name.value, core.dtype("fp32"))}
+    types = {(core.dtype("fp32"),): (f"__ocml_native_{name.value}_f32", core.dtype("fp32"))}
     return core.extern_elementwise("", "", [x], types, is_pure=True, _semantic=_semantic)
 
 
 @triton.jit
-def _unary(nvidia: tl.constexpr, amd: tl.constexpr, x, MATH: tl.constexpr):
+def _function(name: tl.constexpr, nvidia: tl.constexpr, x, MATH: tl.constexpr):
+    """A function of float32: on a GPU the hardware's own instruction, on NVIDIA's in PTX `nvidia`."""
     if MATH == "nvidia":
         y = tl.inline_asm_elementwise(nvidia, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        y = _ocml(amd, x)
-    return y
-
-
-@triton.jit
-def _log2(x, MATH: tl.constexpr):
-    if MATH == "portable":
+    elif MATH == "amd":
+        y = _ocml(name, x)
+    elif name == "log2":
         y = tl.log2(x)
+    elif name == "exp2":
+        y = tl.exp2(x)
+    elif name == "sqrt":
+        y = tl.sqrt(x)
+    elif name == "cos":
+        y = tl.cos(x)
     else:
-        y = _unary("lg2.approx.ftz.f32 $0, $1;", "__ocml_native_log2_f32", x, MATH)
+        y = tl.sin(x)
     return y
 
 
 @triton.jit
 def _exp2(x, MATH: tl.constexpr):
-    if MATH == "portable":
-        y = tl.exp2(x)
-    else:
-        y = _unary("ex2.approx.ftz.f32 $0, $1;", "__ocml_native_exp2_f32", x, MATH)
-    return y
-
-
-@triton.jit
-def _sqrt_abs(x, MATH: tl.constexpr):
-    """sqrt(|x|); an NVIDIA instruction takes |x| for x at no cost."""
-    if MATH == "portable":
-        y = tl.sqrt(tl.abs(x))
-    else:
-        x = x if MATH == "nvidia" else tl.abs(x)
-        y = _unary("abs.f32 $0, $1; sqrt.approx.ftz.f32 $0, $0;", "__ocml_native_sqrt_f32", x, MATH)
-    return y
-
-
-@triton.jit
-def _cos(x, MATH: tl.constexpr):
-    if MATH == "portable":
-        y = tl.cos(x)
-    else:
-        y = _unary("cos.approx.ftz.f32 $0, $1;", "__ocml_native_cos_f32", x, MATH)
-    return y
-
-
-@triton.jit
-def _sin(x, MATH: tl.constexpr):
-    if MATH == "portable":
-        y = tl.sin(x)
-    else:
-        y = _unary("sin.approx.ftz.f32 $0, $1;", "__ocml_native_sin_f32", x, MATH)
-    return y
+    return _function("exp2", "ex2.approx.ftz.f32 $0, $1;", x, MATH)
 
 
 @triton.jit
@@ -119,8 +88,12 @@ def _box_muller(radius_word, angle_word, MATH: tl.constexpr):
     theta = angle_word.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09  # pi * 2^-31
     # log2 u <= 0. The hardware's log2 has an absolute error, so next to u = 1 its sign must not be trusted:
     # the root of a negative number would be a NaN.
-    r = _sqrt_abs(_log2(u, MATH) * 1.3862943611198906, MATH)
-    return r * _cos(theta, MATH), r * _sin(theta, MATH)
+    x = _function("log2", "lg2.approx.ftz.f32 $0, $1;", u, MATH) * 1.3862943611198906
+    if MATH != "nvidia":  # whose instruction takes |x| for x at no cost
+        x = tl.abs(x)
+    r = _function("sqrt", "abs.f32 $0, $1; sqrt.approx.ftz.f32 $0, $0;", x, MATH)
+    cos = _function("cos", "cos.approx.ftz.f32 $0, $1;", theta, MATH)
+    return r * cos, r * _function("sin", "sin.approx.ftz.f32 $0, $1;", theta, MATH)
 
 
 @triton.jit

@@ -73,7 +73,7 @@ def differences(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
     for pair in (*REGISTERED, *NOT_REGISTERED):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
-            compared = compare({name: rows[name], base: rows[base]}, base, questions)
+            compared = compare([({name: rows[name], base: rows[base]}, base)], questions)[0]
             for where, column in ((SHIFTED, OUT_OF_DOMAIN), (SOURCE, columns[0])):
                 estimates[pair, weights, where] = compared[name, column, "f1"]
                 if "difference_p" not in estimates[pair, weights, where]:
@@ -111,7 +111,7 @@ def large_sets(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
                 results = run.results.model_copy(update={"eval": {name: run.results.eval[name] for name in kept}})
                 both[row].append(replace(run, results=results))
         name, base = both
-        difference = compare(both, base, questions)[name, OUT_OF_DOMAIN, "f1"]
+        difference = compare([(both, base)], questions)[0][name, OUT_OF_DOMAIN, "f1"]
         bounds = "{difference:+.2f}, {difference_low:+.2f} to {difference_high:+.2f}".format(**difference)
         lines.append(line(" less ".join(pair), bounds))
     return lines

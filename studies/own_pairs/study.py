@@ -216,7 +216,7 @@ def difference(count: int, arm: str, base: str, folders: dict[str, list[Path]]) 
             tested = {"test": run.results.eval["test"]}  # the start has held-out articles as well
             results = run.results.model_copy(update={"eval": tested})
             rows[name].append(Run(folder, name, seed, run.recipe.model.name, recipe=run.recipe, results=results))
-    differences = compare(rows, base, QuestionScores())
+    [differences] = compare([(rows, base)], QuestionScores())
     cells = [str(count), f"{arm} less {base}"]
     for metric in ("f1", "exact_match"):
         figures = differences[arm, "test", metric]

@@ -32,7 +32,6 @@ KINDS = {
 AROUND = 110  # characters of the text that are shown before and after an answer
 MAX_WORD = 30  # characters; text may have no spaces
 MAX_PLACES = 50  # occurrences of one text in another that are examined
-ALSO_ASCII = "İıſ"  # equal to i and s if their case is ignored, which `str.lower` does not know
 
 
 @dataclass
@@ -62,9 +61,12 @@ class Answered:
             return "unanswerable"
         if not self.predicted.strip():
             return "none"
-        accepted, predicted = self.places
-        overlaps = _distance((accepted, predicted)) < 0 if accepted and predicted else self.f1 > 0
-        return "boundary" if overlaps else "other"
+        overlaps = self.f1 > 0
+        if all(self.places):
+            overlaps = _distance(self.places) < 0
+        if overlaps:
+            return "boundary"
+        return "other"
 
     @cached_property
     def places(self) -> tuple[range, range]:
@@ -75,9 +77,9 @@ class Answered:
         """
         context = self.example.context
         accepted = [place for answer in self.example.answers for place in _occurrences(answer, context)]
-        predicted = _occurrences(self.predicted, context)
-        if self.place:
-            predicted = [self.place]
+        predicted = [self.place]
+        if not self.place:
+            predicted = _occurrences(self.predicted, context)
         return min(product(accepted or [range(0)], predicted or [range(0)]), key=_distance)
 
     @property
@@ -100,25 +102,15 @@ class Answered:
 
 def _distance(places: tuple[range, range]) -> int:
     """Characters between two places; below 0 where they overlap."""
-    one, other = places
-    return max(one.start, other.start) - min(one.stop, other.stop)
+    return max(place.start for place in places) - min(place.stop for place in places)
 
 
 def _occurrences(text: str, context: str) -> list[range]:
     """The first places of a text in another, whatever their case; no two overlap."""
-    text = text.strip()
-    if not text:
+    if not text.strip():
         return []
-    if not text.isascii() or any(letter in context for letter in ALSO_ASCII):
-        matches = re.finditer(re.escape(text), context, re.IGNORECASE)
-        return [range(*match.span()) for match in islice(matches, MAX_PLACES)]
-    places = []  # equal to the above, without a pattern for each of thousands of answers
-    text, context = text.lower(), context.lower()
-    begin = context.find(text)
-    while begin >= 0 and len(places) < MAX_PLACES:
-        places.append(range(begin, begin + len(text)))
-        begin = context.find(text, begin + len(text))
-    return places
+    matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
+    return [range(*match.span()) for match in islice(matches, MAX_PLACES)]
 
 
 def _widened(place: range, context: str) -> range:

@@ -67,7 +67,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     for name, score in results.scores.items():
         items = answered.get(name, ())
         if items:
-            same = np.allclose(_scores(items).mean(0), [score[metric] for metric in METRICS], atol=ROUNDING)
+            same = np.allclose(percentages(items).mean(0), [score[metric] for metric in METRICS], atol=ROUNDING)
             if not same or len(items) != score["total"]:
                 notes.append(f"{name} has no interval: on today's data its answers do not give the scores of the run.")
                 items = ()
@@ -78,7 +78,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
             scores = [score[part + metric] for metric in METRICS]
             totals[name] = total
             items = [item for item in items if item.example.answers]
-            values[name] = resampled(scores, _scores(items), items, name)
+            values[name] = resampled(scores, percentages(items), items, name)
             if items and np.isnan(values[name]).any():
                 few.append(name)
     source = next(iter(results.scores))
@@ -113,7 +113,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
     for name in names:
         items = answered.get(name, ())
         if items and all(item.other is not None for item in items):
-            differences = _scores(items) - _scores([item.other for item in items])
+            differences = percentages(items) - percentages([item.other for item in items])
             values[name] = resampled(differences.mean(0), differences, items, name)
             counts[name] = np.sum([differences[:, 0] > 0, differences[:, 0] < 0], axis=1)
     if len(values) == len(names) > 2:
@@ -126,7 +126,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
     return rows
 
 
-def _scores(items: Sequence[Answered]) -> np.ndarray:
+def percentages(items: Sequence[Answered]) -> np.ndarray:
     """[Q, 2]: EM and F1 in percent."""
     return np.array([(100.0 * item.right, item.f1) for item in items])
 

@@ -29,7 +29,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
 from swep_ds.analysis.answered import Answered, read_answered
-from swep_ds.analysis.domains import Interval, resampled
+from swep_ds.analysis.domains import Interval, percentages, resampled
 from swep_ds.analysis.labelled import Estimate
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
@@ -140,7 +140,7 @@ def unknown_share(examples: Iterable[Example], known: Collection[str]) -> float:
 
 def scores(runs: Sequence[Sequence[Answered]]) -> np.ndarray:
     """[R, Q, 2]: EM and F1."""
-    return np.array([[(item.right, item.f1 / 100) for item in run] for run in runs])
+    return np.array(list(map(percentages, runs))) / 100
 
 
 def forecast(home: Home, name: str, runs: Sequence[Sequence[Answered]]) -> Forecast:
@@ -165,8 +165,10 @@ def forecast(home: Home, name: str, runs: Sequence[Sequence[Answered]]) -> Forec
     if declined_2.any():
         remark = f"As at home, {100 * declined_2[1]:.0f} % of all questions are taken to be declined rightly."
         f1, low, high = 100 * given[:, 1]
-        interval = "" if np.isnan(low) else f" ({low:.1f} to {high:.1f})"
-        remarks.append(f"{remark} If all of them have an answer, F1 is {f1:.1f}{interval}.")
+        remark += f" If all of them have an answer, F1 is {f1:.1f}"
+        if not np.isnan(low):
+            remark += f" ({low:.1f} to {high:.1f})"
+        remarks.append(f"{remark}.")
     if distance > correction.farthest:
         remarks.append("Farther from home than any set that was measured: the score may be below the interval.")
     if np.isnan(error_2).any():

@@ -89,8 +89,7 @@ def _scores(title: str, part: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame
     with_paper = part["paper"].notna().any()
 
     def text(score: dict[str, Any]) -> str:
-        sign = "+" if score["metric"] == ABOVE else ""
-        shown = mean_and_deviation(score["mean"], score["std"], sign)
+        shown = mean_and_deviation(score["mean"], score["std"], {ABOVE: "+"}.get(score["metric"], ""))
         if with_paper:
             shown += f" ({_or(DASH, score['paper'], '.2f')})"
         return shown
@@ -117,11 +116,13 @@ def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
         p = _or(NOT_AVAILABLE, entry["difference_holm"], ".3f")
         if entry["difference_holm"] < 0.001:
             p = "< 0.001"
-        star = "*" if entry["difference_significant"] else ""
+        difference = f"{entry['difference']:+.2f}"
+        if entry["difference_significant"]:
+            difference += "*"
         line = {
             title: entry["method"],
             "data set": entry["data_set"],
-            "difference": f"{entry['difference']:+.2f}{star}",
+            "difference": difference,
             f"{LEVEL} %: other seeds and questions": bounds(entry, "difference"),
             "p (Holm)": p,
             "no difference": {True: "yes", False: ""}.get(entry["difference_no_difference"], NOT_AVAILABLE),
@@ -136,7 +137,9 @@ def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_and_deviation(mean: float, std: float, sign: str = "") -> str:
-    return f"{mean:{sign}.2f}" + (f" ± {std:.2f}" if pd.notna(std) else "")
+    if pd.isna(std):
+        return f"{mean:{sign}.2f}"
+    return f"{mean:{sign}.2f} ± {std:.2f}"
 
 
 def bounds(entry: dict[str, Any], name: str) -> str:

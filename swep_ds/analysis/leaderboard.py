@@ -54,13 +54,15 @@ def make(found: Sequence[Run], against: str | None = None) -> Table:
         cells["model"], cells["source"] = places[block]
         of_base = cells.loc[cells["method"] == made.against, "runs"].sum()
         entries.append(cells.assign(seeds=cells["runs"] + of_base - cells["difference_n"]))
-    entries = pd.concat(entries) if entries else pd.DataFrame(columns=ENTRY)
+    entries = pd.concat(entries or [pd.DataFrame(columns=ENTRY)])
     return replace(made, cells=entries[ENTRY], notes=[NOTE, *made.remarks])
 
 
 def grids(board: Table, text: Callable[[str], str]) -> Iterator[tuple[str, list[pd.DataFrame]]]:
     """(model, its grids, all made with `text`): scores and costs, a row per method and a column per source."""
-    head = f"F1 on shifted text{BETWEEN}less {board.against}" if board.against else "F1 on shifted text"
+    head = "F1 on shifted text"
+    if board.against:
+        head += f"{BETWEEN}less {board.against}"
     for model, entries in board.cells.groupby("model", sort=False):
         costs = formats.costs(entries, "updates")
         texts = {head: [_score(entry) for entry in entries.to_dict("records")]}

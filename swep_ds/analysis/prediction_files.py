@@ -82,7 +82,8 @@ def _print_intervals(points: dict[str, np.ndarray], cluster_Q: np.ndarray) -> No
     differences = {f"{other} less {first}": points[other] - points[first] for other in others}
     for name, values_2Q in (points | differences).items():
         known = estimate([(values_2Q[:, None], cluster_Q)])
-        low_2, high_2 = np.clip(known.interval(), -100 if name in differences else 0, 100)
-        em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, low_2, high_2)
-        p = ", p = {:.2g} and {:.2g}".format(*known.p()) if name in differences else ""
+        lowest, p = 0, ""
+        if name in differences:
+            lowest, p = -100, ", p = {:.2g} and {:.2g}".format(*known.p())
+        em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, *np.clip(known.interval(), lowest, 100))
         print(f"    {name}: EM {em}, F1 {f1}{p}")

@@ -101,24 +101,17 @@ def _scores(run: Run, data_set: str, marking: Marking) -> np.ndarray:
     return scores_2Q
 
 
-def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[Place, Difference]:
-    """Differences to the row `base` of the rows with seeds in common, in points, over these seeds.
+def compare(comparisons: Sequence[tuple[Rows, str | None]], scores: QuestionScores) -> list[dict[Place, Difference]]:
+    """Differences of the rows with seeds in common to a base row, in points, over these seeds; of several rows and
+    bases that were tested on the same questions. They share the bootstrap's draws, which take more time than the rest.
 
     Returns:
-        By row, data set and metric: these as "method", "data_set" and "metric", "against": the base, "difference",
-        "difference_n": seeds, "difference_std" from seed to seed; "difference_low", "_high" and "_p" of the crossed
-        interval and "difference_no_difference": whether it is smaller than `MARGIN` by its test;
+        For each comparison, by row, data set and metric: these as "method", "data_set" and "metric", "against": the
+        base, "difference", "difference_n": seeds, "difference_std" from seed to seed; "difference_low", "_high" and
+        "_p" of the crossed interval and "difference_no_difference": whether it is smaller than `MARGIN` by its test;
         "difference_bootstrap_low" and "_high". Those that are not known are left out. Two or more shifted sets also
         have their mean, `OUT_OF_DOMAIN`.
     """
-    return compare_all([(rows, base)], scores)[0]
-
-
-def compare_all(
-    comparisons: Sequence[tuple[Rows, str | None]], scores: QuestionScores
-) -> list[dict[Place, Difference]]:
-    """As `compare`, of several rows and bases that were tested on the same questions: they share the bootstrap's draws,
-    which take more time than all that is made of them."""
     known: list[Known] = [{} for _ in comparisons]
     bases = [rows[base][0] for rows, base in comparisons if rows.get(base)]
     for column in dict.fromkeys(column for run in bases for column in run.results.scores):

@@ -92,7 +92,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         primaries = dict.fromkeys(run.primary for run in of_block if run.primary)
         contrasts = [*primaries, *dict.fromkeys(contrast for run in of_block for contrast in run.secondary)]
         pairs = [({row: rows.get(row, []) for row in (base, name)}, base) for name, base, *_ in contrasts]
-        differences, *compared = significance.compare_all([(rows, base), *pairs], questions)
+        differences, *compared = significance.compare([(rows, base), *pairs], questions)
         registered = list(map(_registered, contrasts, compared))
         tested = [entry for entries in registered[: len(primaries)] for entry in entries]
         family = [entry for entries in registered[len(primaries) :] for entry in entries]
@@ -223,7 +223,8 @@ def _add_paper(cells: Sequence[dict[str, Any]], differences: Sequence[Difference
     of_model = paper_scores(model) or paper_scores(runs[0].results.model)
 
     def data_sets(entry: dict[str, Any]) -> list[str]:
-        return list(runs[0].results.scores)[1:] if entry["data_set"] == OUT_OF_DOMAIN else [entry["data_set"]]
+        means = {OUT_OF_DOMAIN: list(runs[0].results.scores)[1:]}
+        return means.get(entry["data_set"], [entry["data_set"]])
 
     if all(not run.recipe.pretrain and was_trained_on(run.recipe.data.train, SQUAD) for run in runs):
         for entry in differences:
@@ -244,10 +245,11 @@ def _add_paper(cells: Sequence[dict[str, Any]], differences: Sequence[Difference
 
 def _inside(difference: Difference, effect: float) -> str:
     """Whether an effect of the paper's lies inside the crossed interval, and the effect."""
-    inside = "n/a"
-    if "difference_low" in difference:
-        inside = "yes" if difference["difference_low"] <= effect <= difference["difference_high"] else "no"
-    return f"{inside}: {effect:+.2f}"
+    if "difference_low" not in difference:
+        return f"n/a: {effect:+.2f}"
+    if difference["difference_low"] <= effect <= difference["difference_high"]:
+        return f"yes: {effect:+.2f}"
+    return f"no: {effect:+.2f}"
 
 
 def _as_in_paper(run: Run) -> bool:

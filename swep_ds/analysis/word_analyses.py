@@ -7,7 +7,7 @@ the text. Its distance is the mean over its tokens of the l2 distance between e_
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -254,7 +254,7 @@ def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFram
     except ImportError:
         raise InputError("scikit-learn is not installed: pip install scikit-learn") from None
     tokens = []
-    vectors = {space: {when: [] for when in WHEN} for space in SPACES}
+    vectors = defaultdict(list)  # by space and when
     for window in windows:
         batch = run.batch([window])
         before, [perturbed] = run.perturb(batch)
@@ -262,13 +262,13 @@ def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFram
         tokens += [(window.example.id, position, texts[position]) for position in window.positions]
         for when, embeddings in (("before", before), ("after", perturbed.embeddings)):
             for space, values in (("word", embeddings), ("contextual", run.hidden(embeddings, batch))):
-                vectors[space][when].append(values[0, window.positions].cpu().numpy())
+                vectors[space, when].append(values[0, window.positions].cpu().numpy())
     count = min(len(tokens), MAX_TOKENS)
     kept = np.sort(np.random.default_rng(0).choice(len(tokens), count, replace=False))
     about = pd.DataFrame(tokens, columns=["question", "position", "token"]).iloc[kept]
     tables = []
-    for space, by_time in vectors.items():
-        points = np.concatenate([np.concatenate(parts)[kept] for parts in by_time.values()])
+    for space in SPACES:
+        points = np.concatenate([np.concatenate(vectors[space, when])[kept] for when in WHEN])
         perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
         embedded = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
         for when, part in zip(WHEN, np.split(embedded, len(WHEN)), strict=True):

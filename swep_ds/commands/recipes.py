@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, read_text, user_path
-from swep_ds.common.settings import describe, for_editors, meanings, read_whole, sections_of, suggest, validate
+from swep_ds.common.settings import describe, for_editors, read_whole, sections_of, suggest, validate
 from swep_ds.methods import GROUP, METHODS, summary
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 
@@ -67,8 +67,10 @@ def list_all() -> None:
     listed["methods"] = {}
     for name, settings in METHODS.items():
         package = packages.get(settings.__module__.partition(".")[0])
-        meaning = summary(settings.model_construct()) if package else meanings(settings)["name"]
-        listed["methods"][name] = f"{meaning} (package {package})" if package else meaning
+        if package:
+            listed["methods"][name] = f"{summary(settings.model_construct())} (package {package})"
+        else:
+            listed["methods"][name] = settings.model_json_schema()["properties"]["name"]["description"]
     width = shutil.get_terminal_size((120, 0)).columns
     for kind, meaning_of in listed.items():
         print(f"{kind}:")

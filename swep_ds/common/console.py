@@ -118,8 +118,8 @@ class Progress:
         is_last = done >= self._total and self._printed > self._began
         if is_last or now - self._printed >= self._line_seconds:
             self._printed = now
-            note = f"  {note}" if note else ""
-            self._console.print(f"{done:>6}/{self._total} {self._unit}{note}  eta {eta:.0f} s")
+            parts = [f"{done:>6}/{self._total} {self._unit}", note, f"eta {eta:.0f} s"]
+            self._console.print("  ".join(filter(None, parts)))
 
 
 class _Descriptor(io.FileIO):
@@ -148,5 +148,5 @@ def protect() -> None:
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        prefix = "warning: " if record.levelno == logging.WARNING else ""
-        return printable(prefix + super().format(record))
+        prefixes = {logging.WARNING: "warning: "}
+        return printable(prefixes.get(record.levelno, "") + super().format(record))

@@ -68,12 +68,12 @@ def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] 
         raise InputError(f"{what} ({reason(error)}): {fix}") from error
 
 
-def reason(error: BaseException, limit: int = 300) -> str:
-    """An exception's message on one line of at most `limit` characters, with its class if its text is unclear."""
+def reason(error: BaseException) -> str:
+    """An exception's message on one line of at most 300 characters, with its class if its text is unclear."""
     text = printable(" ".join(str(error).split()))
     if not isinstance(error, OSError | ValueError) or not text:
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return _shortened(text, 300)
 
 
 def denied(error: OSError) -> RunExit | None:
@@ -90,8 +90,13 @@ def denied(error: OSError) -> RunExit | None:
 
 def excerpt(value: Any) -> str:
     """A value for a message, on one line of at most 100 characters."""
-    text = printable(repr(value))
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return _shortened(printable(repr(value)), 100)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) > most:
+        return f"{text[: most - 3]}..."
+    return text
 
 
 def printable(text: str) -> str:

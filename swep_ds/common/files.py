@@ -195,11 +195,14 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
     text, the former file is still there."""
     # processes of other hosts and containers may have the same number
     temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
-    pieces = [content] if isinstance(content, str | bytes) else content
+    if isinstance(content, str | bytes):
+        content = [content]
     try:
         with temporary.open("wb") as file:
-            for piece in pieces:
-                file.write(piece if isinstance(piece, bytes) else piece.encode())
+            for piece in content:
+                if isinstance(piece, str):
+                    piece = piece.encode()
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes
         os.replace(temporary, path)
@@ -271,9 +274,10 @@ def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
     digest = hashlib.sha256()
     for file, _ in files:
         with file.open("rb") as packed:
-            is_gzip = packed.read(2) == b"\x1f\x8b"
+            content = packed
+            if packed.read(2) == b"\x1f\x8b":
+                content = gzip.GzipFile(fileobj=packed)
             packed.seek(0)
-            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
             while block := content.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()[:32]

@@ -22,7 +22,9 @@ _TOKEN = re.compile(
 def shown(value: object, code: str, say: Callable[[str], None]) -> str:
     """The text of a value under the format `code`. `say` is called if a part of that is not known, or is shown as the
     computer's settings say."""
-    if value is None or isinstance(value, bool | str):
+    if value is None:
+        return ""
+    if isinstance(value, bool | str):
         return _plain(value)
     text = _formatted(value, REGIONAL.get(code, code))
     if text is None or (code in REGIONAL and not isinstance(value, int | float)):
@@ -33,22 +35,28 @@ def shown(value: object, code: str, say: Callable[[str], None]) -> str:
 def _plain(value: object) -> str:
     """A value under the format "General", which shows fractions with ten digits, or nine after "0."."""
     if isinstance(value, float):
-        fraction = 10 + min(0, floor(log10(abs(value) or 1)))
-        return f"{value:.{15 if value.is_integer() else fraction}g}".upper()
+        digits = 10 + min(0, floor(log10(abs(value) or 1)))
+        if value.is_integer():
+            digits = 15
+        return f"{value:.{digits}g}".upper()
     if isinstance(value, bool):
         return str(value).upper()
-    return "" if value is None else str(value).removesuffix(" 00:00:00")
+    return str(value).removesuffix(" 00:00:00")
 
 
 def _formatted(value: int | float | date | time | timedelta, code: str) -> str | None:
     is_number = isinstance(value, int | float)
     section, *others = code.split(";")  # for numbers above, below and equal to 0
     sign = ""
-    if is_number and value < 0:
-        sign, section = ("", others[0]) if others else ("-", section)
+    if is_number and value < 0 and others:
+        section = others[0]
+    elif is_number and value < 0:
+        sign = "-"
     elif value == 0 and len(others) > 1:
         section = others[1]
-    directives = DATES | ({"hh": "%I", "h": "%-I"} if "am/pm" in section.lower() else {})
+    directives = dict(DATES)
+    if "am/pm" in section.lower():
+        directives |= {"hh": "%I", "h": "%-I"}
     tokens = [(token.lastgroup, token[token.lastgroup]) for token in _TOKEN.finditer(section)]
     if sum(kind == "digits" for kind, _ in tokens) > 1:  # a fraction, or a number in parts
         return None
@@ -59,7 +67,7 @@ def _formatted(value: int | float | date | time | timedelta, code: str) -> str |
         elif kind == "digits" and is_number:
             texts.append(_digits(abs(value), text, section.count("%")))
         elif kind == "minutes" and not is_number:
-            texts.append(value.strftime("%M" if len(text) == 2 else "%-M"))
+            texts.append(value.strftime({"mm": "%M", "m": "%-M"}[text.lower()]))
         elif kind == "date" and not is_number and text.lower() in directives:
             texts.append(value.strftime(directives[text.lower()]))
         elif kind in ("currency", "quoted", "escaped", "plain"):

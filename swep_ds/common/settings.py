@@ -6,11 +6,11 @@ former kind.
 """
 
 import difflib
-import functools
 import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
@@ -24,6 +24,8 @@ from swep_ds.common.files import read_text, user_path
 Tree = dict[str, Any]
 Change = tuple[list[str], Any]  # a field's name, in parts, and its new value
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+# a field in the source of its class: the comments above it, its name, the comment beside it
+_FIELD = re.compile(r"((?:^[ \t]*# .*\n)*)^[ \t]*(\w+): [^#\n]*(?:# (.*))?", re.MULTILINE)
 
 
 class FieldFault(ValueError):
@@ -31,10 +33,15 @@ class FieldFault(ValueError):
 
 
 def _add_meanings(schema: Tree, section: type[BaseModel]) -> None:
-    """Pydantic's `json_schema_extra`: describes the fields of a class."""
-    for name, field in schema.get("properties", {}).items():
-        if name in meanings(section):
-            field["description"] = meanings(section)[name]
+    """Pydantic's `json_schema_extra`: describes a class's fields by their comments, those of base classes included. A
+    class that was typed into an interpreter has no source, and then no descriptions."""
+    fields = schema.get("properties", {})
+    for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        with suppress(OSError, TypeError):
+            for above, name, beside in _FIELD.findall(inspect.getsource(part)):
+                meaning = " ".join([*re.findall("# (.*)", above), beside]).strip()
+                if meaning and name in fields:
+                    fields[name]["description"] = meaning
 
 
 class _Settings(type(BaseModel)):
@@ -55,9 +62,10 @@ class Section(BaseModel, metaclass=_Settings):
     @classmethod
     def _no_bool_is_a_number(cls, tree: Any) -> Any:
         """pydantic would take true for 1."""
-        for name, field in cls.model_fields.items() if isinstance(tree, dict) else ():
-            if isinstance(tree.get(name), bool) and {int, float} & {*_parts(field.annotation)}:
-                raise FieldFault(f"{name}: {str(tree[name]).lower()}: must be a number")
+        if isinstance(tree, dict):
+            for name, field in cls.model_fields.items():
+                if isinstance(tree.get(name), bool) and {int, float} & {*_parts(field.annotation)}:
+                    raise FieldFault(f"{name}: {str(tree[name]).lower()}: must be a number")
         return tree
 
     @classmethod
@@ -96,7 +104,9 @@ def without_paths(value: Any) -> Any:
         return {name: without_paths(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [without_paths(part) for part in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 def flatten(tree: Tree) -> Tree:
@@ -159,7 +169,7 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
             name = fault["ctx"]["tag"]
             yield f"{field}.name: {name!r} is not a {field}{suggest(name, model.kinds[field])}"
         elif fault["type"] == "value_error":
-            yield f"{field}: {error_of_ours}" if field else str(error_of_ours)
+            yield f"{field}: {error_of_ours}".removeprefix(": ")  # a rule of the whole model names its fields
         else:
             text = fault["msg"].replace("Input should", "must")
             yield f"{field}: {excerpt(fault['input'])}: {text[0].lower()}{text[1:]}"
@@ -168,9 +178,10 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
 def _suggest_field(model: type[Section], kind: str | None, location: Sequence[str]) -> str:
     """The end of a message about an unknown field: where a field of that name is, else the nearest name here."""
     *parents, name = location
-    kinds = model.kinds[parents[0]] if kind else {}
-    if others := [other for other, section in kinds.items() if name in section.model_fields]:
-        return f" of {kind}, but of {', '.join(others)}"
+    if kind:
+        kinds = model.kinds[parents[0]]
+        if others := [other for other, section in kinds.items() if name in section.model_fields]:
+            return f" of {kind}, but of {', '.join(others)}"
     if len(parents) < 2:
         elsewhere = []
         for field in model.model_fields:
@@ -191,8 +202,9 @@ def _suggest_field(model: type[Section], kind: str | None, location: Sequence[st
 
 def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
     """The end of a message about an unknown name: the nearest known name, with `before` it, or else all of them."""
-    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {before + close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"
+    if close := difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6):
+        return f"; did you mean {before + close[0]!r}?"
+    return f"; known are {', '.join(sorted(candidates))}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -262,7 +274,9 @@ def read_whole(
     if any(path.samefile(file) for file in above):
         raise InputError(f"{option} {name_or_path}, which extends this one: files cannot go round in a circle")
     tree = parse_yaml(read_text(path), str(path))
-    fields = set(tree) if isinstance(tree, dict) else set()
+    if not isinstance(tree, dict):
+        tree = {}
+    fields = {*tree}
     if fields & {"variants", "across", "seeds"} and not fields & {*model.model_fields}:
         raise InputError(f"{path}: is a sweep, not a {kind}: start it with `swep-ds sweep {path}`")
     if not fields & {*model.model_fields, "extends"}:
@@ -315,27 +329,6 @@ class Field(NamedTuple):
     default: str  # as YAML takes it, or "required"
     type: str  # such as "integer, at least 1 or null"
     meaning: str
-
-
-@functools.cache
-def meanings(section: type[BaseModel]) -> dict[str, str]:
-    """The comments of a class's fields, those of its base classes included, by name: first above, then beside a field.
-    Empty for a class without source, such as one that was typed into an interpreter."""
-    by_name: dict[str, str] = {}
-    for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
-        try:
-            lines = inspect.getsourcelines(part)[0]
-        except (OSError, TypeError):
-            continue
-        above = ""
-        for line in map(str.strip, lines):
-            field = re.match(r"(\w+): [^#]*(?:# (.*))?", line)
-            if field and field[1] in part.__annotations__:
-                by_name[field[1]] = (above + (field[2] or "")).strip() or by_name.get(field[1], "")
-                if field[1] == "name" and not by_name["name"]:  # of a section that comes in several kinds
-                    by_name["name"] = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
-            above = f"{above}{line[2:]} " if line.startswith("# ") else ""
-    return {name: meaning for name, meaning in by_name.items() if meaning}
 
 
 def describe(settings: BaseModel, prefix: str = "") -> Iterator[Field]:

@@ -47,9 +47,12 @@ def sheet_rows(
     """
     with as_input_error("is neither a workbook nor data", "save it as .xlsx, or unpack the archive"):
         files = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    if not {"xl/workbook.xml", "content.xml"} & set(files):
+    if "xl/workbook.xml" in files:
+        read = _xlsx_rows
+    elif "content.xml" in files:
+        read = _ods_rows
+    else:
         raise InputError("is neither .xlsx nor .ods: save a workbook as .xlsx, or unpack the archive")
-    read = _xlsx_rows if "xl/workbook.xml" in files else _ods_rows
     merged: dict[int, tuple[int, str]] = {}  # by place: the last row of a merged cell, and its text
     rows = []
     hidden = 0
@@ -129,6 +132,7 @@ def _ods_rows(content: bytes, wanted: str | None, say: Say) -> Rows:
                 last_rows[len(row)] = number + spanned - 1
             row += [text] * int(cell.get(_TABLE + "number-columns-repeated", 1))
         repeated = int(node.get(_TABLE + "number-rows-repeated", 1))
-        for offset in range(repeated if any(row) else 0):
-            yield number + offset, bool(node.get(_TABLE + "visibility")), row, last_rows
+        if any(row):
+            for offset in range(repeated):
+                yield number + offset, bool(node.get(_TABLE + "visibility")), row, last_rows
         number += repeated

@@ -57,7 +57,7 @@ def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable,
     """
     first = list(islice(items, 1))
     items = chain(first, items)
-    tool = tool_of(first[0][1]) if first else None
+    tool = next((tool_of(item) for _, item in first), None)
     if tool is None:
         yield from items
         return
@@ -117,7 +117,8 @@ def _pooled(tool: Tool, items: Items, rename: Callable[[Row], Row]) -> list[Ques
         question = questions.setdefault(asked, Question(place, row, [], set()))
         for spans, status in submissions:
             question.statuses.add(status)
-            question.spans.extend(spans if status == ANSWERED else [])
+            if status == ANSWERED:
+                question.spans.extend(spans)
     return list(questions.values())
 
 
@@ -168,8 +169,9 @@ def _spans(control: str, cell: Any) -> list[Span]:
     for mark in _listed(cell):
         if isinstance(mark, dict) and "start" in mark:
             for name in mark:
-                for label in listed(mark[name]) if name.endswith(("label", "labels")) else ():
-                    spans.append(Span(str(label).lower(), control, mark["start"], mark["end"], mark.get("text")))
+                if name.endswith(("label", "labels")):
+                    place = (control, mark["start"], mark["end"], mark.get("text"))
+                    spans += [Span(str(label).lower(), *place) for label in listed(mark[name])]
     return spans
 
 
@@ -226,7 +228,7 @@ def _argilla(row: Row) -> Read:
         if name.endswith(".responses"):
             for response, status in zip(_listed(row[name]), _listed(row[f"{name}.status"]), strict=True):
                 spans = _spans(name.removesuffix(".responses"), response)
-                submissions.append((spans, ANSWERED if status == "submitted" else str(status)))
+                submissions.append((spans, {"submitted": ANSWERED}.get(status, str(status))))
     return row, submissions
 
 

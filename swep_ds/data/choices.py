@@ -2,16 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from swep_ds.data.columns import Columns
-
-
-class Located(NamedTuple):
-    """Where a document answers a question."""
-
-    fields: dict[str, Any]  # to replace those of its row: context, title and, if there are any, answers
-    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,9 +15,10 @@ class Choices:
     repeated_answers: Literal["error", "first", "drop"] = "error"
     misplaced_answers: Literal["error", "find", "drop"] = "error"
     columns: Columns = ()
-    # for rows with a document in place of a context: (its name, the question, the accepted answers) -> the passage.
+    # for rows with a document in place of a context: (its name, the question, the accepted answers) -> the row's
+    # fields with the passage (context, title and, if there are any, answers), and a remark or "".
     # Raises InputError: no such document. LeftOut: it does not hold the answer.
-    locate: Callable[[str, str, list[str]], Located] | None = None
+    locate: Callable[[str, str, list[str]], tuple[dict[str, Any], str]] | None = None
 
 
 STRICT = Choices()

@@ -45,9 +45,9 @@ def training_place(row: dict[str, Any], context: str, pairs: list[tuple[str, Any
         if MRQA_COLUMN in row:
             return mrqa_place(context, row[MRQA_COLUMN])
         return stated_place(context, *pairs[0], choices)
-    except Misplaced:
+    except Misplaced as fault:
         if choices.misplaced_answers == "error":
-            raise
+            raise Misplaced(f"{fault}, or set data.misplaced_answers to find or drop") from None
     if choices.misplaced_answers == "drop" or MRQA_COLUMN in row:
         raise LeftOut("the answer is not at its place in the context: left out (data.misplaced_answers)")
     place = _found_place(context, pairs)
@@ -64,15 +64,15 @@ def stated_place(context: str, text: str, start: Any, choices: Choices) -> Place
         return find_answer(context, text, choices)
     if context.startswith(text, begin):
         return _bare(text, begin)
-    actual = context[begin : begin + len(text)]
-    said = f"is not at answer_start {begin} of its context, which has {excerpt(actual)} there"
     unit = "characters"
     if _is_at_utf16(context, text, begin):
         unit = "characters, not in UTF-16 units as in a browser"
-    raise Misplaced(
-        f"the answer {excerpt(text)} {said}; correct the offset (in {unit}, from 0), or set data.misplaced_answers to "
-        "find or drop"
-    )
+    raise _misplaced(text, f"answer_start {begin}", context[begin : begin + len(text)], unit)
+
+
+def _misplaced(text: str, place: str, actual: str, unit: str = "characters") -> Misplaced:
+    said = f"the answer {excerpt(text)} is not at {place} of its context, which has {excerpt(actual)} there"
+    return Misplaced(f"{said}; correct the offset (in {unit}, from 0)")
 
 
 def _offset(start: Any) -> int | None:
@@ -86,10 +86,7 @@ def _offset(start: Any) -> int | None:
     if number == UNKNOWN:
         return None
     if not number.is_integer() or number < 0:
-        raise Misplaced(
-            f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0: correct it, or set "
-            "data.misplaced_answers to find or drop"
-        )
+        raise Misplaced(f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0: correct it")
     return int(number)
 
 
@@ -155,10 +152,7 @@ def mrqa_place(context: str, detected: list[dict[str, Any]]) -> Place:
         bare = "".join(form(actual).split())
         if bare and bare == "".join(form(text).split()):
             return _bare(actual, start)
-    raise Misplaced(
-        f"the answer {excerpt(text)} is not at char_spans {[start, last]} of its context, which has {excerpt(actual)} "
-        "there; correct the offset (in characters, from 0), or set data.misplaced_answers to drop"
-    )
+    raise _misplaced(text, f"char_spans {[start, last]}", actual)
 
 
 def _bare(text: str, start: int) -> Place:
@@ -173,15 +167,12 @@ def find_answer(context: str, text: str, choices: Choices = STRICT) -> Place:
     text = text.strip()
     starts = occurrences(context, text)
     if not starts:
-        raise Misplaced(
-            f"the answer {excerpt(text)} does not occur in its context; correct it, or set data.misplaced_answers to "
-            "drop such questions"
-        )
+        raise Misplaced(f"the answer {excerpt(text)} does not occur in its context; correct it")
     place = Place(starts[0], starts[0] + len(text))
     if len(starts) == 1:
         if context.count(text) > 1:
             return place._replace(remark="the answer also occurs inside other words: trained where it is a whole word")
-        if _splits_word(context, starts[0]) and not _HEBREW.match(context[starts[0] - 1]):
+        if not word_ends(context, place.begin, place.end)[0]:
             return place._replace(remark="the answer occurs only inside a longer word")
         return place
     repeats = "the answer occurs several times in its context"

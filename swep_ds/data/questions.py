@@ -130,10 +130,11 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     is_located = choices.locate is not None and labels is not False
     if is_located and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
         return _about_document(id_, fields, choices, training=training, labels=labels)
-    for name in ("question", "context") if labels and unanswerable != "error" else ():
-        value = field(fields, name)
-        if is_missing(value) or (isinstance(value, str) and is_blank(value)):
-            return Judged(id_, None, remark=f"the {name} is empty: left out", left_out=True, is_silent=True)
+    if labels and unanswerable != "error":
+        for name in ("question", "context"):
+            value = field(fields, name)
+            if is_missing(value) or (isinstance(value, str) and is_blank(value)):
+                return Judged(id_, None, remark=f"the {name} is empty: left out", left_out=True, is_silent=True)
     question = text_field(fields, "question")
     context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):
@@ -167,11 +168,11 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
 def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
     """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
     answers = [text for text, _ in answer_pairs(fields, "")] if training or not ANSWERED.isdisjoint(fields) else []
-    located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
-    judged = _judged(id_, fields | located.fields, choices, training=training, labels=labels)
-    if judged.remark or not located.remark:
+    located, remark = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
+    judged = _judged(id_, fields | located, choices, training=training, labels=labels)
+    if judged.remark or not remark:
         return judged
-    return judged._replace(remark=located.remark, passage=located.fields["context"])
+    return judged._replace(remark=remark, passage=located["context"])
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:

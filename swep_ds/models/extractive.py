@@ -43,8 +43,7 @@ class ExtractiveQA(QAModel):
     @cached_property
     def position_of_padding(self) -> int | None:
         """Of a model with `counted_positions`, which is also the id of its padding token."""
-        table = counted_positions(self.base)
-        return table.padding_idx if table else None
+        return getattr(counted_positions(self.base), "padding_idx", None)
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean of the start's and the end's cross-entropy over all positions, as
@@ -57,9 +56,12 @@ class ExtractiveQA(QAModel):
             # a finite number: divergences multiply its log-probability by 0
             logits_NKT = logits_NKT.masked_fill(added_T, torch.finfo(logits_NKT.dtype).min)
         nll_NK = answer_nll(logits_NKT, torch.stack([batch.start_position, batch.end_position], 1))
-        h = output.hidden_states[-1] if hidden else None
-        states = output.hidden_states[1:] if layers else ()  # without the input of the first layer
-        return QAOutput(nll_NK.mean(1), logits_NKT, torch.full_like(nll_NK, 0.5), h, states)
+        read = QAOutput(nll_NK.mean(1), logits_NKT, torch.full_like(nll_NK, 0.5))
+        if hidden:
+            read = read._replace(hidden=output.hidden_states[-1])
+        if layers:
+            read = read._replace(layers=output.hidden_states[1:])  # without the input of the first layer
+        return read
 
     @without_cudnn_attention()
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -68,9 +70,9 @@ class ExtractiveQA(QAModel):
         return output.start_logits, output.end_logits
 
     def _run(self, batch: Batch, **inputs: Any):
-        compiled = self.base._compiled_call_impl is not None
-        # with and without a mask it would be compiled twice
-        inputs["attention_mask"] = batch.attention_mask if compiled else batch.padding_mask
+        inputs["attention_mask"] = batch.padding_mask
+        if self.base._compiled_call_impl is not None:  # with and without a mask it would be compiled twice
+            inputs["attention_mask"] = batch.attention_mask
         if batch.token_type_ids is not None:
             inputs["token_type_ids"] = batch.token_type_ids
         if "inputs_embeds" in inputs and self.position_of_padding is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 from swep_ds.common.errors import as_input_error
+from swep_ds.data.answers import listed
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.models.backends import given_masks, without_cudnn_attention
 from swep_ds.models.loading import load_trainable
@@ -46,9 +47,12 @@ class Seq2SeqQA(QAModel):
         real_NK = (batch.target_ids != IGNORED).to(nll_NK.dtype)
         shares_NK = real_NK / real_NK.sum(1, keepdim=True).clamp(min=1)  # a window without labels counts as 0
         nll_N = (nll_NK * shares_NK).sum(1)
-        h = output.encoder_last_hidden_state if hidden else None
-        states = output.encoder_hidden_states[1:] if layers else ()  # without the input of the first layer
-        return QAOutput(nll_N, output.logits, shares_NK, h, states)
+        scored = QAOutput(nll_N, output.logits, shares_NK)
+        if hidden:
+            scored = scored._replace(hidden=output.encoder_last_hidden_state)
+        if layers:
+            scored = scored._replace(layers=output.encoder_hidden_states[1:])  # without the input of the first layer
+        return scored
 
 
 class GenerativeQA(Seq2SeqQA):
@@ -60,7 +64,7 @@ class GenerativeQA(Seq2SeqQA):
         super().__init__(model)
         self.empty_answer: list[int] | None = None  # the token ids of "", special ones included; see `predict`
         ends = model.config.eos_token_id
-        self.ends = ends if isinstance(ends, list) else [ends]
+        self.ends = listed(ends)
         fault = f"model {model.config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder"
         fix = "name a model such as T5, or add decoder_start_token_id, eos_token_id and pad_token_id to config.json"
         with as_input_error(fault, fix):
@@ -84,7 +88,9 @@ class GenerativeQA(Seq2SeqQA):
     def answer_like(self, empty_answer: Sequence[int], declines: bool) -> None:
         """Generates answers from the token that targets of training begin with: `empty_answer` is the ids of the target
         "". The target of an mBART-cc25 ends, and so begins, with a language's token. Whether the model `declines`."""
-        self.empty_answer = empty_answer if declines else None
+        self.empty_answer = None
+        if declines:
+            self.empty_answer = empty_answer
         self.generation.decoder_start_token_id = self._first_token(empty_answer or self.ends[:1])
 
     def _first_token(self, target: Sequence[int]) -> int:

@@ -21,13 +21,14 @@ def device_type() -> str:
     """PyTorch's name for the kind of device that computes, such as "cuda" or "cpu"."""
     if named := os.environ.get("DS_ACCELERATOR"):
         return named
-    available = torch.accelerator.current_accelerator(check_available=True)
-    return available.type if available else "cpu"
+    return getattr(torch.accelerator.current_accelerator(check_available=True), "type", "cpu")
 
 
 def device() -> torch.device:
     """This process's device; on a GPU with its index."""
-    return torch.device(device_type(), torch.accelerator.current_device_index()) if on_gpu() else torch.device("cpu")
+    if on_gpu():
+        return torch.device(device_type(), torch.accelerator.current_device_index())
+    return torch.device("cpu")
 
 
 def on_gpu() -> bool:
@@ -58,7 +59,7 @@ def lean_heap(on: bool) -> None:
     soon as they are freed. Otherwise it keeps them: faster, but often a second copy of the weights."""
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**20 if on else 2**25)
+        libc.mallopt(M_MMAP_THRESHOLD, {True: 2**20, False: 2**25}[on])
         libc.mallopt(M_TRIM_THRESHOLD, 2**26)  # as glibc sets it for blocks of 32 MB
         libc.malloc_trim(0)
 

@@ -233,19 +233,21 @@ def gather(value: T) -> list[T]:
 
 
 def on_all_ranks(step: Callable[[], T]) -> T:
-    """Runs `step` on every rank; raises InputError on all if any raises that or PermissionError. Collective."""
+    """Runs `step` on every rank. A RunExit that it raises on any rank, or a PermissionError as an InputError, is raised
+    on all, with the rank unless all say the same. Collective."""
     value = fault = None
     try:
         value = step()
-    except InputError as error:
-        fault = str(error)
+    except RunExit as error:
+        fault = error
     except PermissionError as error:
-        fault = str(denied(error) or error)
+        fault = denied(error) or InputError(str(error))
     faults = gather(fault)
-    for number, message in enumerate(faults):
-        if message is not None:
-            where = "" if set(faults) == {message} else f" (on rank {number}, host {_hosts[number]})"
-            raise InputError(message + where)
+    for number, other in enumerate(faults):
+        if other and len({*map(str, faults)}) > 1:
+            raise type(other)(f"{other} (on rank {number}, host {_hosts[number]})")
+        if other:
+            raise other
     return value
 
 

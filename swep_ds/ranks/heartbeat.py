@@ -72,7 +72,6 @@ class Heartbeat:
         self._names = names
         self._peers = peers
         self._reports = reports
-        self._parted: set[int] = set()  # peers that are done
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="heartbeat")
         self._thread.start()
@@ -97,16 +96,17 @@ class Heartbeat:
         self._thread.join(LEAVE_SECONDS)
 
     def _serve(self) -> None:
-        while len(self._parted) < len(self._peers):
-            ranks = {connection: rank for rank, connection in self._peers.items() if rank not in self._parted}
+        ranks = {connection: rank for rank, connection in self._peers.items()}
+        while ranks:
             for connection in wait(list(ranks), timeout=0.5):
-                self._read(ranks[connection], connection)
+                self._read(ranks.pop(connection), connection)
             seconds = time.monotonic() - self._step_began
             if seconds > STALL_SECONDS:
                 self._step_began = math.inf
                 say_on_stderr(f"warning: {self._names[self._rank]} has been in {self.step} for {seconds:.0f} s")
 
     def _read(self, rank: int, connection: Connection) -> None:
+        """Takes a rank's only message: it is done, or the run ends."""
         try:
             message = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
@@ -114,7 +114,6 @@ class Heartbeat:
             self._end_all(f"{self._names[rank]} died; rank {self._rank} was in {self.step}", EXIT_LOST)
         if "end" in message:
             self._end_all(message["end"], message["code"])
-        self._parted.add(rank)
 
     def _send(self, **message: Any) -> None:
         for connection in self._peers.values():
@@ -125,7 +124,7 @@ class Heartbeat:
         """Ends this process, from any thread, and all others through rank 0."""
         self._ending.acquire()  # for good: the main thread may come as well
         self._send(end=text, code=code)
-        title = "stopped" if code == EXIT_INTERRUPTED else "error"
+        title = {EXIT_INTERRUPTED: "stopped"}.get(code, "error")
         try:
             if self._reports:
                 print(printable(f"{title}: {text}"), file=sys.stderr)

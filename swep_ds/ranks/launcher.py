@@ -38,11 +38,12 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     devices = [str(number) for number in range(count)]
     if given := os.environ.get(variable):
         devices = [name.strip() for name in given.split(",")]
-    shared = threads if sharing > 1 else {}
+    if sharing == 1:
+        threads = {}
     chosen = []
     for job in range(jobs):
         first = job % groups * ranks
-        chosen.append(shared | {variable: ",".join(devices[first : first + ranks])})
+        chosen.append(threads | {variable: ",".join(devices[first : first + ranks])})
     return chosen
 
 

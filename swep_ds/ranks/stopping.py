@@ -53,8 +53,9 @@ class StopVote:
 
     def __enter__(self) -> "StopVote":
         self._handlers = {}
-        for number in SIGNALS if request.allowed else ():
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's `&` has a program ignore SIGINT
+        for number in SIGNALS:
+            # a shell's `&` has a program ignore SIGINT
+            if request.allowed and signal.getsignal(number) is not signal.SIG_IGN:
                 self._handlers[number] = signal.signal(number, request.take)
         return self
 

@@ -191,11 +191,8 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
         for cell in cells
     }
-    tree: dict[str, Any] = {"runs": runs}
-    if cells[0].primary:
-        tree["primary"] = cells[0].primary
-    if cells[0].secondary:
-        tree["secondary"] = cells[0].secondary
+    tree = {"runs": runs, "primary": cells[0].primary, "secondary": cells[0].secondary}
+    tree = {name: value for name, value in tree.items() if value}
     folder.mkdir(parents=True, exist_ok=True)
     warn_of_unnamed(folder, runs)
     write_atomically(folder / DESCRIPTION, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")

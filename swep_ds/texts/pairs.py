@@ -12,11 +12,12 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from functools import cache, cached_property, lru_cache
 from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 
 from swep_ds.common.errors import InputError, excerpt
-from swep_ds.data.choices import LeftOut, Located
+from swep_ds.data.choices import LeftOut
 from swep_ds.data.places import starts, word_ends
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.passages import cut
@@ -111,7 +112,7 @@ class PairLocator:
         self._texts = texts
         self._document = lru_cache(DOCUMENTS_KEPT)(lambda name: Searched(texts[name]))
 
-    def __call__(self, given: str, question: str, answers: list[str]) -> Located:
+    def __call__(self, given: str, question: str, answers: list[str]) -> tuple[dict[str, Any], str]:
         """Raises InputError: there is no such document, or several, or it cannot be read or has no word. LeftOut: it
         holds none of the answers."""
         name = self._name(given)
@@ -133,12 +134,12 @@ class PairLocator:
                 first, last = document.around(begin, end)
                 texts = [document.text[begin:end], *(other for other in answers if other != answer)]
                 placed = {"text": texts, "answer_start": [begin - first] + [None] * (len(texts) - 1)}
-                return Located({"title": name, "context": document.text[first:last], "answers": placed}, remark)
+                return {"title": name, "context": document.text[first:last], "answers": placed}, remark
         nearest = document.likeness([*asked, *(word for answer in answers for word in words(answer))]).argmax()
         passage = document.text[document.begins[nearest] : document.ends[nearest]]
         if answers:
             raise LeftOut(NOWHERE, passage)
-        return Located({"title": name, "context": passage})
+        return {"title": name, "context": passage}, ""
 
     @cached_property
     def _names(self) -> dict[str, set[str]]:

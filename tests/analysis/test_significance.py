@@ -73,9 +73,9 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
     read_them = mock.Mock(wraps=significance.reported_examples)
     monkeypatch.setattr(significance, "reported_examples", read_them)
     scores = QuestionScores()
-    of_three = significance.compare(runs, "MLE", scores)
+    of_three = significance.compare([(runs, "MLE")], scores)[0]
     runs["MLE"] = [run for run in runs["MLE"] if run.seed != 0][::-1]
-    compared = significance.compare(runs, "MLE", scores)
+    compared = significance.compare([(runs, "MLE")], scores)[0]
     assert [call.args[1] for call in read_them.call_args_list] == ["squad", "nyt", "amazon"]  # once for all runs
     assert scores.notes == []
     assert known(compared) == {name: ["squad", "nyt", "amazon", OUT_OF_DOMAIN] for name in ("SWEP", "Same")}
@@ -107,7 +107,7 @@ def test_few_texts_have_no_interval(runs, tmp_path, monkeypatch):
     for texts in (4, 5, 9, 10):
         fake_runs.data_set(tmp_path, "few", texts)
         rows = {name: [asked_on(run, tmp_path / "few.json", 2) for run in runs[name]] for name in ("MLE", "SWEP")}
-        compared = significance.compare(rows, "MLE", QuestionScores())
+        compared = significance.compare([(rows, "MLE")], QuestionScores())[0]
         for data_set in ("nyt", OUT_OF_DOMAIN):  # few texts in one set are too few for the mean
             entry = compared["SWEP", data_set, "f1"]
             assert ("difference_low" in entry) == (texts >= 5)
@@ -153,7 +153,7 @@ def test_a_mean_over_translations_is_questioned(runs, tmp_path):
     # nyt and amazon in all runs: the same questions, which `fake_runs` names by their file
     scores = QuestionScores()
     rows = {name: [asked_on(run, tmp_path / "amazon.json", 7) for run in runs[name]] for name in ("MLE", "SWEP")}
-    significance.compare(rows, "MLE", scores)
+    significance.compare([(rows, "MLE")], scores)
     [note] = scores.notes
     assert note.startswith("nyt, amazon share question ids.")
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_or_has_changed_is_named_and_leaves_the_others_their
     change_json(changed.folder / "results.json", inputs={"data.eval.squad": "of other bytes"})
     (runs["Same"][1].folder / "predictions" / "amazon.json").unlink()
     scores = QuestionScores()
-    compared = significance.compare(runs, "MLE", scores)
+    compared = significance.compare([(runs, "MLE")], scores)[0]
     assert known(compared) == {"SWEP": ["amazon"], "Same": ["squad", "nyt"]}
     squad, nyt, amazon = scores.notes
     assert squad.startswith(f"No interval with data.eval.squad {tmp_path / 'squad.json'}: has changed since ")
@@ -186,6 +186,6 @@ def test_what_cannot_be_read_or_has_changed_is_named_and_leaves_the_others_their
     fake_runs.data_set(tmp_path, "squad", 40)
     (tmp_path / "amazon.json").unlink()
     scores = QuestionScores()
-    assert known(significance.compare(runs, "MLE", scores)) == {"Same": ["nyt"]}
+    assert known(significance.compare([(runs, "MLE")], scores)[0]) == {"Same": ["nyt"]}
     assert "scores 12.50 / 12.50 on today's data, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     assert "No intervals on amazon: its questions cannot be read (data.eval.amazon: " in " ".join(scores.notes)

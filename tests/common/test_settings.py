@@ -14,7 +14,6 @@ from swep_ds.common.settings import (
     flatten,
     for_editors,
     load,
-    meanings,
     sections_of,
     suggest,
     without,
@@ -85,8 +84,9 @@ def test_yes_and_nan_are_no_numbers(tmp_path):
 
 
 def test_the_comments_above_and_beside_a_field_are_its_meaning_and_the_last_class_counts():
-    assert meanings(Recipe)["count"] == "how many, at least"
-    assert meanings(Recipe)["limit"] == "of the recipe"
+    fields = Recipe.model_json_schema()["properties"]
+    assert fields["count"]["description"] == "how many, at least"
+    assert fields["limit"]["description"] == "of the recipe"
     assert sections_of(Recipe, "method") == [Plain, Kind]
 
 

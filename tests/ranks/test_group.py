@@ -9,7 +9,6 @@ import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from swep_ds.common.errors import InputError, RunExit, WriteFailed
-from swep_ds.ranks import group, writing
+from swep_ds.ranks import group
 from swep_ds.ranks.group import process_group
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from tests.support.fork_server import HANGS, free_port, run_script
@@ -119,26 +118,29 @@ def test_a_port_that_another_run_listens_on_is_named(monkeypatch):
 
 
 def on_rank(monkeypatch, rank: int, others: list[RunExit | None]) -> None:
-    alone = SimpleNamespace(rank=lambda: rank, is_main=lambda: rank == 0)
-    alone.gather = lambda mine: [*others, pickle.loads(pickle.dumps(mine))]
-    monkeypatch.setattr(writing, "ranks", alone)
+    monkeypatch.setattr(group, "rank", lambda: rank)
+    monkeypatch.setattr(group, "gather", lambda mine: [*others, pickle.loads(pickle.dumps(mine))])
+    monkeypatch.setattr(group, "_hosts", list("abcd"))
 
 
 def test_file_reason_rank_and_host_in_one_line(monkeypatch):
     """Of a fault in a file of weights; a full disk: tests/training/test_checkpoints.py."""
-    on_rank(monkeypatch, 3, [None, None])
+    on_rank(monkeypatch, 3, [None, None, None])
     with pytest.raises(WriteFailed) as caught:
         write_on_all_ranks(Mock(side_effect=SafetensorError("Error: I/O error:\nfull")), Path("run"))
-    said = "cannot write run: Error: I/O error: full"
-    fix = "make room or change permissions, and start again"
-    assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename}): {fix}"
+    said = "cannot write run: Error: I/O error: full: make room or change permissions, and start again"
+    assert str(caught.value) == f"{said} (on rank 3, host d)"
 
 
 @pytest.mark.parametrize("fault", [WriteFailed("cannot write x"), InputError("tracking.to: x")])
-def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch, fault):
-    for rank, others, step in ((1, [fault], None), (0, [None], Mock(side_effect=fault))):
-        on_rank(monkeypatch, rank, others)
-        with pytest.raises(type(fault), match=f"^{fault}$"):
+def test_the_fault_of_any_rank_is_raised_on_every_rank_with_its_place(monkeypatch, fault):
+    for others, step, place in (
+        ([fault], None, r" \(on rank 0, host a\)"),
+        ([None], Mock(side_effect=fault), r" \(on rank 1, host b\)"),
+        ([fault], Mock(side_effect=fault), ""),  # the same on all: no place
+    ):
+        on_rank(monkeypatch, 1, others)
+        with pytest.raises(type(fault), match=f"^{fault}{place}$"):
             write_on_all_ranks(step, Path("run"))
     with pytest.raises(KeyError):  # a fault of the program
         write_on_all_ranks(Mock(side_effect=KeyError("x")), Path("run"))

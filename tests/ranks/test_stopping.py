@@ -100,8 +100,9 @@ def test_ranks_whose_folders_differ_do_not_train(finished):
     folder, ended = finished
     result = ended["apart"]
     assert result["codes"] == [2, 2]
-    fault = "not shared (a file that rank 0 wrote there cannot be seen) on rank 1, host "
-    assert f"error: --output_dir {folder / 'apart0'}: {fault}" in result["said"][0]
+    fault = "not shared (a file that rank 0 wrote there cannot be seen): name a folder"
+    assert f"error: --output_dir {folder / 'apart1'}: {fault}" in result["said"][0]
+    assert "(on rank 1, host " in result["said"][0]
     assert not [*folder.glob("apart[01]")]
 
 

@@ -79,7 +79,7 @@ def test_a_document_has_one_meaning_or_is_asked_back(folder, tmp_path):
         "document 'same': may be a/same.txt, b/same.txt: give its path in the folder"
     )
     same = PairLocator(FolderTexts(tmp_path, "docs"))
-    assert [same(name, "Who?", []).fields["title"] for name in ("b/same", "B\\same.TXT")] == ["b/same.txt"] * 2
+    assert [same(name, "Who?", [])[0]["title"] for name in ("b/same", "B\\same.TXT")] == ["b/same.txt"] * 2
     for table, fault in (
         ("question,answer,document\nWho?,x, ", "document is empty: name one, or give a context"),
         ("question,answer,file\nWho?,x,same", "has no column document (found: "),

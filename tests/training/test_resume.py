@@ -140,7 +140,8 @@ def test_damage_on_a_rank_makes_all_ranks_resume_from_the_next_older_checkpoint(
 def test_a_full_disk_on_one_rank_stops_the_run_and_leaves_the_model_of_an_earlier_start(resumed):
     said = error(resumed / "first-full")
     assert said.startswith("the checkpoint of update 4 is lost, earlier ones stay: cannot write ")
-    assert "update-00000004/zero_pp_rank_1_mp_rank_00_optim_states.pt: File too large (on rank 1, host " in said
+    assert "update-00000004/zero_pp_rank_1_mp_rank_00_optim_states.pt: File too large: make room" in said
+    assert "(on rank 1, host " in said
     run = resumed / "whole-2"
     said = error(run)
     assert said.startswith(f"cannot write {run / 'unaveraged' / 'model'}: ")
