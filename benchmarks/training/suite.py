@@ -19,7 +19,8 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.models.backends import HALVES
-from swep_ds.pipeline.prepare import prepare, training_batches
+from swep_ds.pipeline.build import training_batches
+from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.training.ds_config import read_ds_config, zero_stage

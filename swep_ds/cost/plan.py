@@ -24,11 +24,11 @@ from swep_ds.common.pages import template
 from swep_ds.cost.activations import count_activations
 from swep_ds.cost.memory import ModelStates, States
 from swep_ds.data.batches import Batch, TrainingBatches
-from swep_ds.methods import build
+from swep_ds.methods import build as build_method
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import load_config
-from swep_ds.pipeline import prepare
+from swep_ds.pipeline import build
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
 from swep_ds.pipeline.recipe import Recipe
@@ -110,7 +110,7 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
     tokenizer = None
     try:
-        tokenizer = prepare.run_tokenizer(recipe)
+        tokenizer = build.run_tokenizer(recipe)
     except InputError as error:
         data = f"updates and tokens: not known, because {error}"
     objective = _objective(recipe, tokenizer)
@@ -185,7 +185,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     changes = {"train": {"activation_checkpointing": False}}
     if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
         changes["model"] = {"attention": "auto"}
-    qa = prepare.load_model(Recipe.make(recipe, **changes), tokenizer, recipe.model.name, weights=False)
+    qa = build.load_model(Recipe.make(recipe, **changes), tokenizer, recipe.model.name, weights=False)
     if recipe.task == "generative":
         # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
         # as published T5 v1.1, Flan-T5 and mT5 have them
@@ -194,8 +194,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))
     with torch.device("meta"):
-        method = build(recipe.method, qa.hidden_size, qa.embedding_size)
-    return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
+        return build.build_objective(recipe, qa)
 
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int, int]:
@@ -221,8 +220,8 @@ def _batches(
     """(number of training questions, rank 0's `TrainingBatches`). The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
     training, _ = load_examples(recipe.model_copy(update={"data": data}), [])
-    features = prepare.training_features(recipe, tokenizer, training)
-    return len(training), prepare.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
+    features = build.training_features(recipe, tokenizer, training)
+    return len(training), build.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
 
 
 def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
@@ -241,10 +240,10 @@ def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
         for stage in recipe.stages:
             key = f"{stage.model.name} {stage.data.model_dump_json()} {stage.train.model_dump_json()}"
             if key not in counted:
-                counted[key] = _batches(stage, prepare.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
+                counted[key] = _batches(stage, build.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
             updates += counted[key]
         # a backward counts as two forwards
-        passes = sum(1 if pass_.trains else 1 / 3 for pass_ in build(recipe.method, 4, 4).passes(0.0))
+        passes = sum(1 if pass_.trains else 1 / 3 for pass_ in build_method(recipe.method, 4, 4).passes(0.0))
         done = sum(cell.results() is not None for cell in of_row)
         table.add_row(row, f"{len(of_row)}", f"{done}", f"{updates:,}", f"{passes:.3g}")
     table.add_row("all", f"{len(cells)}", style="bold")

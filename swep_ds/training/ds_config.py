@@ -33,12 +33,12 @@ COMMENT = ("_", "#", "//")  # begins the names of fields that people write as co
 
 
 def complete_ds_config(
-    source: str, train: TrainSection, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
+    source: str, train: TrainSection, *, world_size: int, on_cpu: bool, micro_steps: int = 1, hidden_size: int = 1
 ) -> dict[str, Any]:
     """Reads a ds_config, the name of a shipped one or the path of a JSON file, and completes it.
 
     `micro_steps` are those of a micro-batch (`Objective.parts`). From the model's `hidden_size` ZeRO's "auto" buckets
-    get their sizes, as in transformers.
+    get their sizes, as in transformers. Who only checks leaves both out, and no model has to be read.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
     that DeepSpeed refuses; or the recipe's precision needs a GPU; or as `check_version`.
