@@ -12,7 +12,9 @@ from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.bounds import are_whole_words
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
+from swep_ds.evaluation.unreachable import unreachable
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
@@ -94,14 +96,31 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
     return Features.joined(parts)
 
 
+def unreachable_training(recipe: Recipe, features: Features, examples: list[Example], scorer: Scorer) -> list[str]:
+    """As `unreachable`, for the answers of training, which have only the text that is learned."""
+    golds = [()] * len(examples)
+    for number, example in enumerate(examples):
+        if example.span:
+            golds[number] = (example.context[slice(*example.span)],)
+    option = "eval.max_answer_tokens"
+    if recipe.task == "generative":
+        option = f"data.max_target_length and {option}"
+    return unreachable(features, golds, scorer, recipe.eval.max_answer_tokens, option)
+
+
 def training_batches(
     recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int, on_gpu: bool
 ) -> TrainingBatches:
     settings = recipe.train
-    sizes = [len(part.dataset) for part in features.parts]
+    mix = ()
+    if features.parts:
+        sizes = [len(part.dataset) for part in features.parts]
+        mix = list(zip(sizes, recipe.data.shares.values(), strict=True))
     multiple = settings.pad_to_multiple_of
     if multiple is None:
-        multiple = (1, MULTIPLE_ON_GPU)[on_gpu]
+        multiple = 1
+        if on_gpu:
+            multiple = MULTIPLE_ON_GPU
     return TrainingBatches(
         features.dataset,
         tokenizer,
@@ -116,7 +135,7 @@ def training_batches(
         group_by_length=settings.group_by_length,
         pad_to_multiple_of=multiple,
         max_target_length=recipe.data.max_target_length,
-        mix=list(zip(sizes, recipe.data.shares.values(), strict=True)) if sizes else (),
+        mix=mix,
     )
 
 

@@ -1,7 +1,7 @@
-"""What refuses a training before its first long wait: its model, its text, its ds_config and this machine."""
+"""What refuses a training before its first long wait: its data, its model, its ds_config and this machine."""
 
 import logging
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,64 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error, at
 from swep_ds.data.example import Example
-from swep_ds.data.features import Features
-from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.unreachable import unreachable
+from swep_ds.data.splits import halves
 from swep_ds.kernels.op import implementation
 from swep_ds.methods.objective import Objective
+from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import check_knows
 from swep_ds.pipeline.build import build_objective, load_model, run_tokenizer
-from swep_ds.pipeline.examples import by_source
+from swep_ds.pipeline.examples import by_source, load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
-from swep_ds.training.ds_config import complete_ds_config
+from swep_ds.training.ds_config import complete_ds_config, read_ds_config
 
 log = logging.getLogger(__name__)
 FIRST_STAGE = "first stage (pretrain)"  # in messages: its recipe is not the one that the user wrote
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A recipe with what its checks have read and resolved, on this rank."""
+
+    recipe: Recipe
+    tokenizer: PreTrainedTokenizerFast
+    config: dict[str, Any]  # the resolved ds_config
+    training: list[Example]
+    tests: dict[str, list[Example]]  # by name, the source domain first
+    validation: dict[str, list[Example]]  # the other half of one of them, if the run selects or may decline
+    remarks: list[dict[str, str]]  # of `load_examples`
+
+
+def check(recipe: Recipe, ds_config: str) -> Checked:
+    """Reads what a training needs but for the weights, the cheapest first: a missing file ends the run before gigabytes
+    are read. Collective. Raises InputError: on all ranks, where anything does not fit."""
+    remarks: list[dict[str, str]] = []
+
+    def read() -> Checked:
+        read_ds_config(ds_config)
+        ranks.set_deterministic(recipe.train.deterministic)
+        resolve_model(recipe.model.name)
+        training, tests = load_examples(recipe, remarks)  # own files come before the hub
+        tokenizer, unloaded = check_model(recipe)
+        for field, examples in (by_source(recipe, training) | tests).items():
+            contexts = (example.context for example in examples)
+            check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
+        config = resolve_ds_config(ds_config, recipe, unloaded)
+        check_kernels()
+        validation = {}
+        if name := recipe.validation_set:
+            field = "data.holdout_fraction"
+            if recipe.eval.select_on:
+                field = "eval.select_on"
+            with at(field):
+                validation[name], tests[name] = halves(tests[name])
+        return Checked(recipe, tokenizer, config, training, tests, validation, remarks)
+
+    if recipe.data.texts is None:
+        return ranks.on_all_ranks(read)
+    return ranks.local_rank_zero_first(read)  # which keeps documents
 
 
 def check_model(recipe: Recipe) -> tuple[PreTrainedTokenizerFast, Objective]:
@@ -34,15 +76,6 @@ def check_model(recipe: Recipe) -> tuple[PreTrainedTokenizerFast, Objective]:
     Raises InputError: as `run_tokenizer`, `load_model` and `build_objective`."""
     tokenizer = run_tokenizer(recipe)
     return tokenizer, build_objective(recipe, load_model(recipe, tokenizer, recipe.model.name, weights=False))
-
-
-def check_texts(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, training: list[Example], tests: Mapping[str, list[Example]]
-) -> None:
-    """Raises InputError: the tokenizer hardly knows the letters of a source or a test set."""
-    for field, examples in (by_source(recipe, training) | tests).items():
-        contexts = (example.context for example in examples)
-        check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
 
 
 def resolve_ds_config(source: str, recipe: Recipe, objective: Objective) -> dict[str, Any]:
@@ -92,17 +125,3 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
             complete_ds_config(ds_config, recipe.first_stage().train, world_size=world_size, on_cpu=on_cpu)
     complete_ds_config(ds_config, recipe.train, world_size=world_size, on_cpu=on_cpu)
     return recipe
-
-
-def unreachable_training(recipe: Recipe, features: Features, examples: list[Example], scorer: Scorer) -> list[str]:
-    """As `unreachable`, for the answers of training, which have only the text that is learned."""
-    golds = []
-    for example in examples:
-        gold = ()
-        if example.span:
-            gold = (example.context[slice(*example.span)],)
-        golds.append(gold)
-    option = "eval.max_answer_tokens"
-    if recipe.task == "generative":
-        option = f"data.max_target_length and {option}"
-    return unreachable(features, golds, scorer, recipe.eval.max_answer_tokens, option)

@@ -45,8 +45,10 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
         setup["widths rounded up to"] = prepared.batches.pad_to_multiple_of
     parts = prepared.features.parts or [prepared.features]
     for (field, source), part in zip(recipe.data.sources.items(), parts, strict=True):
-        samples = f" or data.augmented {recipe.data.augmented}" if recipe.data.augmented else ""
-        setup[f"content of {recipe.as_named(field)} {source}{samples}"] = part.fingerprint
+        content = f"content of {recipe.as_named(field)} {source}"
+        if recipe.data.augmented:
+            content += f" or data.augmented {recipe.data.augmented}"
+        setup[content] = part.fingerprint
     setup["files of model.name"] = prepared.inputs.get("model.name")
     if recipe.train.freeze_embeddings and not setup["files of model.name"]:  # each start takes them from this commit
         setup["files of model.name"] = Path(cached_file(recipe.model.name, CONFIG_NAME)).parent.name

@@ -182,12 +182,12 @@ class Stage:
         write_on_rank0(begin, folder.path)
 
     def _tracker(self, before: TrainState, outcomes: int) -> AbstractContextManager[Tracker]:
-        """The tracker, which also counts how many updates take as long as the tests of the outcomes: a backward as two
-        forwards, and an answer that is written as one."""
+        """The tracker, which also gets how many updates take as long as the tests of the outcomes. An answer that is
+        written counts as a forward."""
         prepared = self.prepared
         recipe = self.recipe
         path = self.folder.path
-        forwards = sum(1 + 2 * pass_.trains for pass_ in prepared.objective.method.passes(0.0))
+        forwards = sum(pass_.forwards for pass_ in prepared.objective.method.passes(0.0))
         windows = sum(len(test.features.dataset) for test in filter(None, [*prepared.tests, prepared.validation]))
         tests = outcomes * (windows / (forwards * len(prepared.batches.windows(0))))
         settings = recipe.model_dump(mode="json")
