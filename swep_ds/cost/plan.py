@@ -83,9 +83,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 
     Raises InputError: there is no such model, the training data cannot be read, or no ds_config can be planned for.
     """
-    names = ORDER
-    if ds_config:
-        names = [ds_config]
+    names = [ds_config] if ds_config else ORDER
     console = Console(width=160)
     fitting = names  # in all stages, which one command runs
     for number, stage in enumerate(recipe.stages):
@@ -102,9 +100,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
         console.print(f"    {shlex.join(start)}")
         return
-    size = "micro_batch_size"
-    if recipe.train.max_tokens:
-        size = "max_tokens"
+    size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
     hint = "set train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more"
     hint += " or larger devices; zero3_offload_nvme keeps the weights on disk"
     console.print(f"none fits: lower train.{size} and raise train.gradient_accumulation_steps, {hint}")
@@ -143,9 +139,7 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     context |= {"count": count, "length": length, "counted": counted, "answers": answers, "refused": refused}
     context["words"] = _words(recipe, objective, states, devices)
     console.print(template("cost/plan.jinja", gib=_gib).render(context).rstrip())
-    held = counted.plain
-    if train.activation_checkpointing:
-        held = counted.checkpointed
+    held = counted.checkpointed if train.activation_checkpointing else counted.plain
     weights = model * HALF.get(train.precision, 4)
     if train.average != "none":  # the last weights are exported, too
         weights *= 2

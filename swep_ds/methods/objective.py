@@ -104,9 +104,7 @@ class Objective(nn.Module):
         if pass_.weight != 0:
             target = nll
             if self.label_smoothing:
-                counted_NT = None
-                if batch.target_ids is None:
-                    counted_NT = batch.attention_mask
+                counted_NT = batch.attention_mask if batch.target_ids is None else None
                 uniform = (uniform_nll(output, counted_NT) * batch.weight).sum()
                 target = (1 - self.label_smoothing) * nll + self.label_smoothing * uniform
             loss = loss + pass_.weight * target
@@ -122,9 +120,7 @@ class Objective(nn.Module):
             kl_N = noise.kl.sum(1)
             kl_per_token = (kl_N * batch.token_weight).sum()
             kl_per_window = (kl_N * batch.weight).sum()
-            kl = kl_per_token
-            if self.method.kl_reduction == "sum":
-                kl = kl_per_window
+            kl = kl_per_window if self.method.kl_reduction == "sum" else kl_per_token
             kl_weight = pass_.kl_weight
             if isinstance(kl_weight, Tensor):
                 kl_weight = kl_weight.to(kl.dtype)

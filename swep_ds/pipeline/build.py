@@ -98,10 +98,7 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
 
 def unreachable_training(recipe: Recipe, features: Features, examples: list[Example], scorer: Scorer) -> list[str]:
     """As `unreachable`, for the answers of training, which have only the text that is learned."""
-    golds = [()] * len(examples)
-    for number, example in enumerate(examples):
-        if example.span:
-            golds[number] = (example.context[slice(*example.span)],)
+    golds = [(example.context[slice(*example.span)],) if example.span else () for example in examples]
     option = "eval.max_answer_tokens"
     if recipe.task == "generative":
         option = f"data.max_target_length and {option}"
@@ -118,9 +115,7 @@ def training_batches(
         mix = list(zip(sizes, recipe.data.shares.values(), strict=True))
     multiple = settings.pad_to_multiple_of
     if multiple is None:
-        multiple = 1
-        if on_gpu:
-            multiple = MULTIPLE_ON_GPU
+        multiple = MULTIPLE_ON_GPU if on_gpu else 1
     return TrainingBatches(
         features.dataset,
         tokenizer,

@@ -59,10 +59,7 @@ def check(recipe: Recipe, ds_config: str) -> Checked:
         check_kernels()
         validation = {}
         if name := recipe.validation_set:
-            field = "data.holdout_fraction"
-            if recipe.eval.select_on:
-                field = "eval.select_on"
-            with at(field):
+            with at("eval.select_on" if recipe.eval.select_on else "data.holdout_fraction"):
                 validation[name], tests[name] = halves(tests[name])
         return Checked(recipe, tokenizer, config, training, tests, validation, remarks)
 

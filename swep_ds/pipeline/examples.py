@@ -77,7 +77,7 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
         training = _read(data, home, data.sources[home], None, training=True)
     examples = _tests(data, training, [name], None)[1][name]
     if name == recipe.validation_set:
-        examples = halves(examples)[1]
+        return halves(examples)[1]
     return examples
 
 

@@ -365,9 +365,7 @@ class Recipe(Section):
                     f"sets, {own}"
                 )
         elif home_before is not None and home not in (None, home_before, source):
-            trained = "data.train"
-            if trained not in after:  # a mix
-                trained = "the home of data.train"
+            trained = "data.train" if "data.train" in after else "the home of data.train"
             domain = f"the source domain, {first} ({excerpt(source)}), is the recipe's"
             kept = f"{trained} is {excerpt(home)}, while {domain}"
             if added := [field.removeprefix("data.eval.") for field in given if field.startswith("data.eval.")]:

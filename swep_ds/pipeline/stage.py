@@ -90,9 +90,7 @@ class Stage:
             main, *others = self._outcomes(average)
             batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
             checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup, batch, average)
-            tag, before = None, TrainState()
-            if tags:
-                tag, before = checkpoints.load(engine, tags)
+            tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
             # last, so that a start that is refused leaves the folder as it was
             self._begin(main, is_trained=before.updates == prepared.batches.updates)
             write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, self.say), folder.path)
@@ -284,9 +282,6 @@ class Stage:
             checkpoints = {str(selection.update): tested.validation}
             selection = selection.model_copy(update=tested.validation | {"checkpoints": checkpoints})
         done = trained.done
-        seconds = "cpu_seconds"
-        if on_gpu():
-            seconds = "device_seconds"
         results = Results(
             method=recipe.method.name,
             model=recipe.model.name,
@@ -301,7 +296,7 @@ class Stage:
                 "features": len(self.prepared.features.dataset),
                 "updates": done.updates,
                 "seconds": done.seconds,
-                seconds: done.compute_seconds,
+                "device_seconds" if on_gpu() else "cpu_seconds": done.compute_seconds,
                 "samples_per_second": done.windows / done.seconds,
                 "tokens_per_second": done.tokens / done.seconds,
                 "peak_memory_bytes": trained.peak,
