@@ -109,7 +109,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> dict[str, dict[str, int]]:
     """Prints what one training takes; returns the table's rows by ds_config: bytes by column."""
     train = recipe.train
-    load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
+    source = resolve_model(recipe.model.name)
+    load_config(source)  # all that a plan cannot do without
     tokenizer = None
     try:
         tokenizer = build.run_tokenizer(recipe)
@@ -191,7 +192,8 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     changes = {"train": {"activation_checkpointing": False}}
     if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
         changes["model"] = {"attention": "auto"}
-    qa = build.load_model(Recipe.make(recipe, **changes), tokenizer, recipe.model.name, weights=False)
+    changed = Recipe.make(recipe, **changes)
+    qa = build.load_model(changed, tokenizer, recipe.model.name, weights=False)
     if recipe.task == "generative":
         # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
         # as published T5 v1.1, Flan-T5 and mT5 have them

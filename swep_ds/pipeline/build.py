@@ -15,7 +15,7 @@ from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.evaluation.unreachable import unreachable
-from swep_ds.methods import build
+from swep_ds.methods import build as build_method
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import resolve_model
@@ -69,7 +69,7 @@ def load_model(
 
 def build_objective(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> Objective:
     """The model with the recipe's method. Raises InputError: as `methods.build`."""
-    method = build(recipe.method, qa.hidden_size, qa.embedding_size)
+    method = build_method(recipe.method, qa.hidden_size, qa.embedding_size)
     return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
 
 
@@ -80,7 +80,7 @@ def window_settings(recipe: Recipe) -> WindowSettings:
 
 def training_features(recipe: Recipe, tokenizer, examples: list[Example], console: Console | None = None) -> Features:
     """The windows; of a mix those of each source, which other mixes share in the cache."""
-    build = partial(
+    cut = partial(
         build_features,
         tokenizer=tokenizer,
         settings=window_settings(recipe),
@@ -92,7 +92,7 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
     parts = []
     for field, part in by_source(recipe, examples).items():
         with at(field):
-            parts.append(build(part))
+            parts.append(cut(part))
     return Features.joined(parts)
 
 

@@ -72,7 +72,8 @@ def check_model(recipe: Recipe) -> tuple[PreTrainedTokenizerFast, Objective]:
     """The tokenizer and, without weights, the objective of a model that fits the recipe as far as its config tells.
     Raises InputError: as `run_tokenizer`, `load_model` and `build_objective`."""
     tokenizer = run_tokenizer(recipe)
-    return tokenizer, build_objective(recipe, load_model(recipe, tokenizer, recipe.model.name, weights=False))
+    qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
+    return tokenizer, build_objective(recipe, qa)
 
 
 def resolve_ds_config(source: str, recipe: Recipe, objective: Objective) -> dict[str, Any]:

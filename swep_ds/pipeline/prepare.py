@@ -59,8 +59,8 @@ def prepare(checked: Checked, start: str | None = None) -> Prepared:
     source = start or recipe.model.name
 
     def load() -> Objective:
-        mapped = zero_stage(checked.config) == 3
-        return build_objective(recipe, load_model(recipe, tokenizer, source, mapped=mapped))
+        qa = load_model(recipe, tokenizer, source, mapped=zero_stage(checked.config) == 3)
+        return build_objective(recipe, qa)
 
     def tokenise() -> tuple[Features, list[EvalSet], list[EvalSet]]:
         features = training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
@@ -68,7 +68,8 @@ def prepare(checked: Checked, start: str | None = None) -> Prepared:
         return features, evaluation.prepare(checked.tests, scorer_of), evaluation.prepare(checked.validation, scorer_of)
 
     held_out = [example for tests in (checked.validation, checked.tests) for example in tests.get(HOLDOUT, ())]
-    trained = np.concatenate([numbers(training), read_asked(user_path(source), "trained")])
+    trained = [numbers(training), read_asked(user_path(source), "trained")]
+    asked = {"trained": np.concatenate(trained), "held_out": numbers(held_out)}
     torch.manual_seed(recipe.seed)
     accelerator.lean_heap(True)
     with ranks.step("loading the model", lambda: sum(p.nbytes for p in objective.parameters())):
@@ -94,5 +95,5 @@ def prepare(checked: Checked, start: str | None = None) -> Prepared:
         evaluation=evaluation,
         inputs=ranks.from_rank0(lambda: input_checksums(recipe)),
         remarks=checked.remarks,
-        asked={"trained": trained, "held_out": numbers(held_out)},
+        asked=asked,
     )
