@@ -202,7 +202,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))
     with torch.device("meta"):
-        return build.build_objective(recipe, qa)
+        return build.objective(recipe, qa)
 
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int, int]:

@@ -67,7 +67,7 @@ def load_model(
     return qa
 
 
-def build_objective(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> Objective:
+def objective(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> Objective:
     """The model with the recipe's method. Raises InputError: as `methods.build`."""
     method = build_method(recipe.method, qa.hidden_size, qa.embedding_size)
     return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
@@ -134,7 +134,7 @@ def training_batches(
     )
 
 
-def build_evaluation(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, training: list[Example]) -> Evaluation:
+def evaluation(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, training: list[Example]) -> Evaluation:
     """How answers are decoded. It declines questions if `training` has questions without an answer. It answers in whole
     words if the answers of `training` are whole words, unless the recipe says otherwise."""
     whole_words = recipe.eval.whole_words

@@ -16,7 +16,7 @@ from swep_ds.kernels.op import implementation
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import check_knows
-from swep_ds.pipeline.build import build_objective, load_model, run_tokenizer
+from swep_ds.pipeline import build
 from swep_ds.pipeline.examples import by_source, load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -70,10 +70,10 @@ def check(recipe: Recipe, ds_config: str) -> Checked:
 
 def check_model(recipe: Recipe) -> tuple[PreTrainedTokenizerFast, Objective]:
     """The tokenizer and, without weights, the objective of a model that fits the recipe as far as its config tells.
-    Raises InputError: as `run_tokenizer`, `load_model` and `build_objective`."""
-    tokenizer = run_tokenizer(recipe)
-    qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
-    return tokenizer, build_objective(recipe, qa)
+    Raises InputError: as `run_tokenizer`, `load_model` and `objective` of build.py."""
+    tokenizer = build.run_tokenizer(recipe)
+    qa = build.load_model(recipe, tokenizer, recipe.model.name, weights=False)
+    return tokenizer, build.objective(recipe, qa)
 
 
 def resolve_ds_config(source: str, recipe: Recipe, objective: Objective) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Stage:
                 peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
                 trained = Trained(done, peak, self._select(engine, checkpoints, done))
                 engine.eval()
-                for outcome in others:  # the results of `main` mark the run as done
+                for outcome in others:  # first: the results of `main` mark the run as done
                     self._finish(engine, outcome, trained)
                 tracker.summary(self._finish(engine, main, trained).scores)
         self.say(f"model in {folder.model}, results in {folder.results}")
