@@ -37,7 +37,7 @@ from swep_ds.data.example import Example
 from swep_ds.methods.base import Inputs, MicroStep, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings
-from swep_ds.pipeline.prepare import training_batches, training_features
+from swep_ds.pipeline.build import training_batches, training_features
 
 BATCH = 16  # windows of a forward pass
 MAX_GRAD_NORM = 1.0

@@ -62,7 +62,7 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
     recipe, ds_config, folder = train_command.read(arguments)
     folder = folder.absolute()
 
-    from swep_ds.pipeline.prepare import check_ds_config  # imports PyTorch, for seconds
+    from swep_ds.pipeline.checks import check_ds_config  # imports PyTorch, for seconds
 
     RunFolder(folder).check_owner(recipe)
     check_ds_config(recipe, ds_config, folder, ranks, on_cpu=on_cpu)

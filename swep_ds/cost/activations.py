@@ -11,7 +11,7 @@ not. These copies are counted separately: at ZeRO-3 there are none (DeepSpeed ga
 
 import weakref
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from unittest import mock
@@ -55,14 +55,14 @@ def count_activations(
     Raises RuntimeError: the model depends on the values of a tensor; fake tensors have none.
     """
     objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
-    autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "autocast")
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if on_gpu:
             stack.enter_context(mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused_attention))
         objective = objective.to_empty(device="cpu")
         ledger = stack.enter_context(_Ledger(objective))
-        batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))
+        batch = batch.map(torch.empty_like)
         carried = PassState()
         for part in objective.parts(train.execution):
             hooks = torch.autograd.graph.saved_tensors_hooks(ledger.hold, lambda saved: saved)

@@ -16,6 +16,7 @@ from torch import nn
 from swep_ds.common.errors import InputError
 from swep_ds.training.settings import TrainSection
 
+HALF = {"bf16": 2, "fp16": 2}  # bytes of a parameter, by precision; in the others 4
 ALLREDUCE_BUCKET = 500_000_000  # engine.py: buffered_allreduce_fallback, in elements
 
 
@@ -61,7 +62,7 @@ class ModelStates:
         self.zero = zero
         self.world_size = world_size
         self.adafactor = train.optimizer == "adafactor"
-        self.copies = 2 if on_cpu else 1  # of weights that are made flat or gathered, in the device's memory
+        self.copies = 1 + on_cpu  # of weights that are made flat or gathered, in the device's memory
         self.shapes = [parameter.shape for parameter in objective.parameters() if parameter.requires_grad]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.numel = sum(self.sizes)
@@ -70,18 +71,20 @@ class ModelStates:
         self.widest = max(everything)
         self.largest = max(self.sizes)
         self.averaged = 0  # elements whose mean `train.average` keeps
+        self.applied = 0  # the mean with the start, made when it is tested, beside the start and the last weights
         if train.average != "none":
             self.averaged = sum(p.numel() for p in objective.qa.parameters() if p.requires_grad)
-        # the mean with the start, which is made when it is tested, beside the start and the last weights
-        self.applied = 4 * self.averaged if train.average == "start" else 0
-        self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
+        if train.average == "start":
+            self.applied = 4 * self.averaged
+        self.width = HALF.get(train.precision, 4)
         self.accumulates = config["gradient_accumulation_steps"] > 1
-        in_float32 = "data_types" in config or (self.accumulates and zero.stage == 1)
-        self.summed = 4 if in_float32 and train.precision == "bf16" else self.width  # bytes of their sum
-        # one bucket for each dtype of gradients; autocast's have two
+        self.summed = self.width  # bytes of a gradient in their sum
+        if train.precision == "bf16" and ("data_types" in config or (self.accumulates and zero.stage == 1)):
+            self.summed = 4
+        # one bucket for each dtype of gradients; autocast's have two, of 2 and 4 bytes
         self.sends_half = train.precision == "autocast"
-        self.bucket = zero.reduce_bucket_size * (6 if self.sends_half else self.width)
-        self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
+        self.bucket = zero.reduce_bucket_size * (self.width + 2 * self.sends_half)
+        self.coalesced = self.width * self.numel * train.coalesce_grad_reduction
         # stage_1_and_2.py: the flat buffer is padded to 2 w elements on w ranks
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
         # below ZeRO-3: whole weights, and a part of the optimizer
@@ -129,8 +132,10 @@ class ModelStates:
     def stage_1(self) -> States:
         """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
         gradients = self.summed * self.part * self.world_size
-        working = 4 * self.part if self.summed < 4 else 0  # the float32 gradient of the step
-        if self.summed > self.width and self.world_size > 1:
+        working = 0
+        if self.summed < 4:
+            working = 4 * self.part  # the float32 gradient of the step
+        elif self.summed > self.width and self.world_size > 1:
             working = self.width * self.part * self.world_size  # what is sent
         if self.sends_half:
             working = 2 * self.numel
@@ -151,15 +156,18 @@ class ModelStates:
             for rank in range((end - size) // part, (end - 1) // part + 1):
                 touched[rank] += size
         gradients = width * max(touched)
-        accumulated = gradients if self.accumulates else 0
+        accumulated = gradients * self.accumulates
         # step(): averaged gradients, flat, then float32; then Adam
-        flattening = gradients + width * part + (4 * part if width < 4 else 0)
+        flattening = gradients + width * part
+        if width < 4:
+            flattening += 4 * part
         if self.summed > width and self.zero.offload_optimizer is None:
             # _build_compact_grad_partition_buffer: flat and in float32, and each backward adds to it
             gradients = flattening = self.summed * part
             accumulated = 0
-        # a gradient larger than the bucket does not go through it
-        oversized = width * self.largest if self.largest > self.zero.reduce_bucket_size else 0
+        oversized = 0
+        if self.largest > self.zero.reduce_bucket_size:  # such a gradient does not go through the bucket
+            oversized = width * self.largest
         if self.zero.offload_optimizer is not None:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
             host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
@@ -186,15 +194,15 @@ class ModelStates:
         kept = width * (part + math.ceil(self.frozen / self.world_size))
         # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
         group = min(part, zero.sub_group_size + math.ceil(self.largest / self.world_size))
-        gathered = prefetched = persistent = 0
+        gathered = prefetched = persistent = used = 0
         if self.world_size > 1:  # a single rank gathers nothing
             # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
             # are copied out of one buffer
             gathered = width * min(self.numel + self.frozen, zero.max_live_parameters)
             prefetched = width * min(self.numel + self.frozen, zero.prefetch_bucket_size) * self.copies
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
-        # all weights, or the first and largest while it is gathered
-        used = max(gathered + prefetched, self.copies * width * self.widest if gathered else 0)
+            # all weights, or the first and largest while it is gathered
+            used = max(gathered + prefetched, self.copies * width * self.widest)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
             parameters=kept,

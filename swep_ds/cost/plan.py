@@ -22,13 +22,13 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.pages import template
 from swep_ds.cost.activations import count_activations
-from swep_ds.cost.memory import ModelStates, States
+from swep_ds.cost.memory import HALF, ModelStates, States
 from swep_ds.data.batches import Batch, TrainingBatches
-from swep_ds.methods import build
+from swep_ds.methods import build as build_method
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import load_config
-from swep_ds.pipeline import prepare
+from swep_ds.pipeline import build
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
 from swep_ds.pipeline.recipe import Recipe
@@ -62,11 +62,10 @@ class Devices:
         """Reads --plan's value: "8x80" is 8 GPUs of 80 GiB each; "2xcpu" is 2 processes that share this machine's CPU
         memory; "" is what this machine has. Raises InputError: `text` is anything else."""
         ram = psutil.virtual_memory()
-        cpus = re.fullmatch(r"([1-9]\d*)xcpu", text)
         if not text and (free := accelerator.free_memory()):
             return Devices(len(free), min(free), True, ram.available)
-        if cpus or not text:
-            return Devices(int(cpus[1]) if cpus else 1, ram.available, False, ram.available)
+        if cpus := re.fullmatch(r"([1-9]\d*)xcpu", text or "1xcpu"):
+            return Devices(int(cpus[1]), ram.available, False, ram.available)
         match = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", text)
         if not match or float(match[2]) == 0:
             known = "such as 8x80 for 8 GPUs of 80 GiB each, or as 2xcpu for 2 processes on this machine's CPU"
@@ -93,10 +92,13 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         rows = plan_stage(stage, devices, names, console)
         fitting = [name for name in fitting if name in rows and devices.hold(rows[name]["peak"], rows[name]["CPU"])]
     if fitting:
-        ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
+        start = ["swep-ds", "train", "--ds_config", fitting[0], *command]
+        if devices.count > 1:
+            start[2:2] = ["--ranks", str(devices.count)]
+        if accelerator.on_gpu() and not devices.on_gpu:
+            start.insert(0, "DS_ACCELERATOR=cpu")
         console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
-        on_cpu = "DS_ACCELERATOR=cpu " if accelerator.on_gpu() and not devices.on_gpu else ""
-        console.print(f"    {on_cpu}{shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
+        console.print(f"    {shlex.join(start)}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
     hint = "set train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more"
@@ -107,10 +109,11 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> dict[str, dict[str, int]]:
     """Prints what one training takes; returns the table's rows by ds_config: bytes by column."""
     train = recipe.train
-    load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
+    source = resolve_model(recipe.model.name)
+    load_config(source)  # all that a plan cannot do without
     tokenizer = None
     try:
-        tokenizer = prepare.run_tokenizer(recipe)
+        tokenizer = build.run_tokenizer(recipe)
     except InputError as error:
         data = f"updates and tokens: not known, because {error}"
     objective = _objective(recipe, tokenizer)
@@ -118,7 +121,9 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     length = recipe.data.max_length
     # a checkpoint is written before the oldest is deleted; the best one up to each of those that are kept stays too
-    saves = train.keep_checkpoints * (2 if recipe.eval.select_on else 1) + 1
+    saves = train.keep_checkpoints + 1
+    if recipe.eval.select_on:
+        saves += train.keep_checkpoints
     if tokenizer is not None:
         data, length, updates = _data(recipe, tokenizer, devices)
         saves = min(saves, math.ceil(updates / train.checkpoint_every))
@@ -136,7 +141,9 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     context["words"] = _words(recipe, objective, states, devices)
     console.print(template("cost/plan.jinja", gib=_gib).render(context).rstrip())
     held = counted.checkpointed if train.activation_checkpointing else counted.plain
-    weights = model * (2 if train.precision in ("bf16", "fp16") else 4) * (1 if train.average == "none" else 2)
+    weights = model * HALF.get(train.precision, 4)
+    if train.average != "none":  # the last weights are exported, too
+        weights *= 2
     rows = {name: _row(state, held, answers, counted.casts, devices, weights, saves) for name, state in states.items()}
     console.print(_table(rows, [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]))
     return rows
@@ -185,7 +192,8 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     changes = {"train": {"activation_checkpointing": False}}
     if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
         changes["model"] = {"attention": "auto"}
-    qa = prepare.load_model(Recipe.make(recipe, **changes), tokenizer, recipe.model.name, weights=False)
+    changed = Recipe.make(recipe, **changes)
+    qa = build.load_model(changed, tokenizer, recipe.model.name, weights=False)
     if recipe.task == "generative":
         # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
         # as published T5 v1.1, Flan-T5 and mT5 have them
@@ -194,8 +202,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))
     with torch.device("meta"):
-        method = build(recipe.method, qa.hidden_size, qa.embedding_size)
-    return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
+        return build.objective(recipe, qa)
 
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int, int]:
@@ -221,16 +228,16 @@ def _batches(
     """(number of training questions, rank 0's `TrainingBatches`). The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
     training, _ = load_examples(recipe.model_copy(update={"data": data}), [])
-    features = prepare.training_features(recipe, tokenizer, training)
-    return len(training), prepare.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
+    features = build.training_features(recipe, tokenizer, training)
+    return len(training), build.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
 
 
 def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
     """Prints a line for each variant of a sweep, at each of its points: runs, those that are done, and updates of a run
     and passes of an update. Raises InputError: the training data or the tokenizer of a run cannot be read."""
-    table = Table()
-    for column in ("variant", "runs", "done", "updates", "passes"):
-        table.add_column(column, justify="left" if column == "variant" else "right")
+    table = Table("variant")
+    for column in ("runs", "done", "updates", "passes"):
+        table.add_column(column, justify="right")
     counted: dict[str, int] = {}  # updates, by what decides them
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -241,10 +248,9 @@ def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
         for stage in recipe.stages:
             key = f"{stage.model.name} {stage.data.model_dump_json()} {stage.train.model_dump_json()}"
             if key not in counted:
-                counted[key] = _batches(stage, prepare.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
+                counted[key] = _batches(stage, build.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
             updates += counted[key]
-        # a backward counts as two forwards
-        passes = sum(1 if pass_.trains else 1 / 3 for pass_ in build(recipe.method, 4, 4).passes(0.0))
+        passes = sum(pass_.forwards for pass_ in build_method(recipe.method, 4, 4).passes(0.0)) / 3
         done = sum(cell.results() is not None for cell in of_row)
         table.add_row(row, f"{len(of_row)}", f"{done}", f"{updates:,}", f"{passes:.3g}")
     table.add_row("all", f"{len(cells)}", style="bold")
@@ -267,28 +273,34 @@ def _row(
 ) -> dict[str, int]:
     """Bytes by column of the table. `weights` are those of the exported model, which are written in parts, and `saves`
     the most checkpoints that are there at once."""
-    copies = 0 if state.partitioned else casts
-    here, before = (0, 0) if devices.on_gpu else (state.host, state.moments)  # CPU memory is the device's as well
-    written = 0 if devices.on_gpu else min(weights, FILE_BYTES)
-    phases = state.phases(activations + copies, answers + copies, written)
-    phases = {name: size + here for name, size in phases.items()} | {"start": state.starting + here - before}
-    peak = max(phases.values())
-    host = max(state.loading, state.host) if devices.on_gpu else peak
+    copies = casts
+    if state.partitioned:
+        copies = 0
+    if devices.on_gpu:
+        phases = state.phases(activations + copies, answers + copies)
+        peak = max(phases.values())
+        host = max(state.loading, state.host)
+    else:  # CPU memory is the device's as well
+        phases = state.phases(activations + copies, answers + copies, min(weights, FILE_BYTES))
+        phases = {name: size + state.host for name, size in phases.items()}
+        phases["start"] -= state.moments
+        peak = host = max(phases.values())
     row = {name: getattr(state, name) for name in ("parameters", "optimizer", "gradients")}
     row |= {"activations": activations + copies, **phases, "peak": peak, "CPU": devices.count * host}
     return row | {"checkpoint": state.saved, "disk": saves * state.saved + weights}
 
 
 def _table(rows: dict[str, dict[str, int]], fitting: Sequence[str]) -> Table:
-    in_gib = max(row["peak"] for row in rows.values()) >= GIB
-    unit = GIB if in_gib else 2**20
-    title = f"memory per device, and disk, in {'GiB' if in_gib else 'MiB'} (estimates)"
+    unit, size_of_unit = "MiB", 2**20
+    if max(row["peak"] for row in rows.values()) >= GIB:
+        unit, size_of_unit = "GiB", GIB
+    title = f"memory per device, and disk, in {unit} (estimates)"
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("ds_config", no_wrap=True)
     for column in [*next(iter(rows.values())), ""]:
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
-        sizes = [f"{size / unit:,.1f}" for size in row.values()]
+        sizes = [f"{size / size_of_unit:,.1f}" for size in row.values()]
         table.add_row(Path(name).stem, *sizes, "fits" if name in fitting else "too much")
     return table
 

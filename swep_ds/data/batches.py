@@ -6,7 +6,7 @@ the batch is split; resuming at update u needs nothing but u.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
+from swep_ds.data.loss_scale import LossScale
 
 IGNORED = -100  # in target_ids, as in transformers' labels
 MEGA_BATCH = 50  # updates whose windows are sorted by length together
@@ -48,8 +49,12 @@ class Batch(NamedTuple):
             return None
         return self.attention_mask
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with each of its tensors changed."""
+        return Batch(*(change(field) if isinstance(field, Tensor) else field for field in self))
+
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def padded_inputs(tokenizer: PreTrainedTokenizerFast, columns: dict[str, list], width: int) -> dict[str, Tensor]:
@@ -71,16 +76,6 @@ def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
     return torch.from_numpy(padded)
-
-
-def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 1) -> int:
-    """What DeepSpeed divides the gradients of an update by: the number of micro-steps on all ranks.
-
-    It takes the mean over A micro-batches (the accumulation) on each of R ranks, each in P micro-steps (`split`: one
-    for each pass that trains; `joint`: 1). So what is to be a sum is multiplied before: by P in `Engine.run_passes`, as
-    the passes of a batch add up, and by R A in `TrainingBatches`, where one of W windows has the weight R A / W.
-    """
-    return ranks * accumulation * micro_steps
 
 
 @dataclass(eq=False)
@@ -235,10 +230,12 @@ class TrainingBatches:
             mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:
             mine = rows[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
-        share = engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
+        scale = LossScale(self.world_size, self.accumulation)
+        weight = scale.weight(len(rows))
+        token_weight = scale.weight(int(self.lengths[rows].sum()))
         if len(mine) == 0:  # other ranks would wait for this one
             mine = rows[:1]
-            share = 0
+            weight = token_weight = 0.0
         columns = self.features[mine.tolist()]
         if "target_ids" in columns:
             targets = columns["target_ids"]
@@ -253,8 +250,8 @@ class TrainingBatches:
             **padded_inputs(self.tokenizer, columns, self.width(update)),
             **answers,
             sample_id=torch.from_numpy(mine.astype(np.int64)),
-            weight=torch.full((len(mine),), share / len(rows)),
-            token_weight=torch.full((len(mine),), share / int(self.lengths[rows].sum())),
+            weight=torch.full((len(mine),), weight),
+            token_weight=torch.full((len(mine),), token_weight),
             lengths=tuple(columns["length"]),
             width=width,
         )

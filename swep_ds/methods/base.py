@@ -115,6 +115,11 @@ class Pass:
         """Whether the loss depends on this pass. Otherwise it runs without gradient, only for its h."""
         return self.weight != 0 or self.compares
 
+    @property
+    def forwards(self) -> int:
+        """How many forwards take as long as this pass: a backward counts as two."""
+        return 1 + 2 * self.trains
+
 
 class Method(nn.Module):
     """Base of all methods, whose class is annotated with its own `settings`. Its parameters train with the model's and

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import Inputs, Method, MicroStep, Pass, PassState, Perturbed, without_dropout
+from swep_ds.methods.micro_steps import Key, passes_of, repeat_dropout, split, with_networks
 from swep_ds.methods.noise_effect import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence, uniform_nll
 
@@ -39,7 +40,7 @@ class Objective(nn.Module):
         """The micro-steps of a batch, as `MicroStep.part` names them."""
         if execution == "joint":
             return [None]
-        return list(range(len(_split(self.method.passes(0.0)))))
+        return list(range(len(split(self.method.passes(0.0)))))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
@@ -49,21 +50,9 @@ class Objective(nn.Module):
             groups[1]["lr"] = self.method.learning_rate
         return [group for group in groups if group["params"]]
 
-    def passes(self, step: MicroStep) -> list[tuple[Pass, int | Tensor | None]]:
-        """The passes of a micro-step, each with the number of its draw if it is perturbed (`Inputs.draw`)."""
-        passes = self.method.passes(step.progress)
-        perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
-        first = step.update * len(perturbed)
-        if step.scalars:
-            first = step.scalars.draw
-            for number in perturbed:
-                if passes[number].trains:
-                    passes[number] = replace(passes[number], kl_weight=step.scalars.kl_weights[number])
-        draws = {number: first + k for k, number in enumerate(perturbed)}
-        numbers = range(len(passes))
-        if step.part is not None:
-            numbers = _split(passes)[step.part]
-        return [(passes[number], draws.get(number)) for number in numbers]
+    def passes(self, step: MicroStep) -> list[tuple[Pass, Key | None]]:
+        """The passes of a micro-step, each with the key of its noise if it is perturbed."""
+        return passes_of(self.method, step, self.seed)
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """What `loss` returns; without a step, what the model's `predict` returns. DeepSpeed casts and gathers weights
@@ -77,31 +66,23 @@ class Objective(nn.Module):
         detached scalars, weighted like the loss: their mean over micro-batches and ranks is that of the global batch.
         """
         passes = self.passes(step)
+        is_noisy = any(key for _, key in passes)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
-        perturbs = any(pass_.perturb for pass_, _ in passes)
         loss = torch.zeros((), device=batch.input_ids.device)
         carried = step.carried
         previous = None
         statistics: Statistics = {}
-        for pass_, draw in passes:
+        for pass_, key in passes:
             if pass_.repeats_dropout:
-                carried = _repeat_dropout(carried, batch.input_ids.device)
+                carried = repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
                 noise = Perturbed(self.qa.embed(batch))
-                if not perturbs:
-                    # ZeRO-3 needs a gradient for each parameter in an update's first micro-step, and modules that all
-                    # micro-steps call in the same order: the method's networks run here as in a perturbation
-                    token = noise.embeddings.new_zeros(1, 1, self.qa.hidden_size)
-                    for network in self.method.children():
-                        loss = loss + 0.0 * network(token).float().sum()
-                elif pass_.perturb:
-                    forward = partial(self._forward_without_dropout, batch)
-                    seed = step.scalars.seed if step.scalars else self.seed
-                    inputs = Inputs(noise.embeddings, batch, seed, draw, carried, forward)
+                if key:
+                    inputs = Inputs(noise.embeddings, batch, *key, carried, partial(self._without_dropout, batch))
                     noise = pass_.perturb(inputs)
-                    changed_NT1 = (noise.embeddings != inputs.embeddings).any(-1, keepdim=True) & inputs.mask.bool()
-                    statistics["unperturbed"] = 1 - changed_NT1.any().to(loss.dtype)  # 1: say `NO_NOISE`
                     statistics |= self._measure(noise, inputs, step)  # while no activations are held
+                elif not is_noisy:
+                    loss = with_networks(loss, self.method, noise.embeddings, self.qa.hidden_size)
                 output = self.qa(noise.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
@@ -151,13 +132,15 @@ class Objective(nn.Module):
         return loss, statistics
 
     def _measure(self, noise: Perturbed, inputs: Inputs, step: MicroStep) -> Statistics:
+        """What the noise does, and `unperturbed`: 1 if it changes no embedding (`NO_NOISE`), else 0."""
         batch = inputs.batch
+        changed_NT1 = (noise.embeddings != inputs.embeddings).any(-1, keepdim=True) & inputs.mask.bool()
+        statistics = {"unperturbed": 1 - changed_NT1.any().float()}
         values: Statistics = {}
-        statistics: Statistics = {}
         if step.compare:
             values |= noise.compare()
         if step.measure:
-            statistics = words_changed(self.qa, inputs, noise.embeddings)
+            statistics |= words_changed(self.qa, inputs, noise.embeddings)
             if noise.kl is not None:
                 # what a KL per window is judged by: naming the start and the end of an answer among the tokens
                 values["span_nats"] = 2 * batch.attention_mask.sum(1).log()
@@ -169,27 +152,6 @@ class Objective(nn.Module):
             statistics[name] = (value * share).sum()
         return statistics
 
-    def _forward_without_dropout(self, batch: Batch, embeddings: Tensor) -> QAOutput:
+    def _without_dropout(self, batch: Batch, embeddings: Tensor) -> QAOutput:
         with without_dropout(self.qa):
             return self.qa(embeddings, batch, hidden=True)
-
-
-def _split(passes: list[Pass]) -> list[list[int]]:
-    """The passes' numbers by micro-step, which ends with a pass that trains, unless the next is compared with it."""
-    groups: list[list[int]] = [[]]
-    for number, pass_ in enumerate(passes):
-        if pass_.compares:
-            groups[-2:] = [groups[-2] + groups[-1]]
-        groups[-1].append(number)
-        if pass_.trains:
-            groups.append([])
-    return groups[:-1]
-
-
-def _repeat_dropout(carried: PassState, device: torch.device) -> PassState:
-    """Restores the carried generator state, or carries the present one: the passes then drop the same units."""
-    generator = torch if device.type == "cpu" else torch.get_device_module(device)
-    if carried.dropout is None:
-        return replace(carried, dropout=generator.get_rng_state())
-    generator.set_rng_state(carried.dropout)
-    return carried

@@ -72,9 +72,13 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     reported half. Raises InputError: the source cannot be read."""
     data = recipe.data
     home = data.home_field
-    training = _read(data, home, data.sources[home], None, training=True) if name == HOLDOUT else []
+    training = []
+    if name == HOLDOUT:
+        training = _read(data, home, data.sources[home], None, training=True)
     examples = _tests(data, training, [name], None)[1][name]
-    return halves(examples)[1] if name == recipe.validation_set else examples
+    if name == recipe.validation_set:
+        return halves(examples)[1]
+    return examples
 
 
 def _tests(
@@ -148,8 +152,9 @@ def _report(field: str, told: list[Remark], total: int, remarks: Remarks) -> Non
     for reason, count in Counter(remark.reason for remark in of_questions).items():
         warn_once(f"{field}: {count} of {total} questions: {reason}")
     for remark in of_questions:
-        passage = {"passage": remark.passage} if remark.passage else {}
-        remarks.append({"field": field, "id": remark.id, "reason": remark.reason, **passage})
+        remarks.append({"field": field, "id": remark.id, "reason": remark.reason})
+        if remark.passage:
+            remarks[-1]["passage"] = remark.passage
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:

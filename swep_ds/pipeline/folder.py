@@ -188,7 +188,9 @@ class RunFolder:
             return
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
-        differing = differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
+        before = resume_fingerprint(self.read_recipe())
+        now = resume_fingerprint(recipe)
+        differing = differences(before, now, most=5)
         # a start that is refused in its first update leaves only settings, and its advice is to change one
         log = self.path / METRICS_FILE
         has_updates = log.is_file() and log.stat().st_size > 0

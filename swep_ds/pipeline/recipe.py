@@ -183,6 +183,13 @@ class PretrainSection(Section):
     learning_rate: float = Field(2e-5, gt=0, le=1000)  # at its peak
 
 
+def _by_data_set(given: str | dict[str, str]) -> dict[str, str]:
+    """A setting of the evaluation where it is by data set; empty where it is the same for all."""
+    if isinstance(given, str):
+        return {}
+    return given
+
+
 class EvalSection(Section):
     # A name in data.eval, or "held_out". Half of that set scores every checkpoint. The best by F1 (then EM, then the
     # earlier one) is exported, and reported on the other half of the set and on all other sets.
@@ -202,26 +209,34 @@ class EvalSection(Section):
     def _fits_together(self) -> "EvalSection":
         for field, known in (("scorer", SCORERS), ("language", LANGUAGES)):
             given = getattr(self, field)
-            for value in given.values() if isinstance(given, dict) else [given]:
+            values = _by_data_set(given).values()
+            if isinstance(given, str):
+                values = [given]
+            for value in values:
                 if value not in known:
                     names = ", ".join(known)
                     raise FieldFault(f"{field}: {value!r} is not one of {names}: give one, or one by data set")
         if self.language != "en" and not self.uses_mlqa:
             raise FieldFault("language: only scorer mlqa has rules by language: set eval.scorer to mlqa")
-        for data_set in self.language if isinstance(self.language, dict) else ():
+        for data_set in _by_data_set(self.language):
             if not self.scorer_of(data_set).row.startswith("mlqa"):
                 raise FieldFault(f"language: {data_set} is not scored by mlqa: set that in eval.scorer")
         return self
 
     @property
     def uses_mlqa(self) -> bool:
-        return self.scorer == "mlqa" or (isinstance(self.scorer, dict) and "mlqa" in self.scorer.values())
+        return "mlqa" in (self.scorer, *_by_data_set(self.scorer).values())
 
     def scorer_of(self, data_set: str) -> Scorer:
         """The rules that score a data set."""
-        scorer = self.scorer.get(data_set, "squad") if isinstance(self.scorer, dict) else self.scorer
-        language = self.language.get(data_set, "en") if isinstance(self.language, dict) else self.language
-        return Scorer(f"mlqa {language}" if scorer == "mlqa" else scorer)
+        row, language = self.scorer, self.language
+        if isinstance(row, dict):
+            row = row.get(data_set, "squad")
+        if isinstance(language, dict):
+            language = language.get(data_set, "en")
+        if row == "mlqa":
+            row += f" {language}"
+        return Scorer(row)
 
 
 class Recipe(Section):
@@ -270,7 +285,7 @@ class Recipe(Section):
                 f"({HOLDOUT} needs data.holdout_fraction)"
             )
         for field, given in (("scorer", self.eval.scorer), ("language", self.eval.language)):
-            for name in given if isinstance(given, dict) else ():
+            for name in _by_data_set(given):
                 if name not in tests:
                     yield f"eval.{field}: {name!r} is not a data set of data.eval{suggest(name, tests)}"
         if train.execution == "joint" and method.needs_gradient:
@@ -398,7 +413,7 @@ class Recipe(Section):
 
     def as_named(self, field: str) -> str:
         """The field as the user named it: a first stage has another name for its training data."""
-        return self.training_source if field == "data.train" else field
+        return {"data.train": self.training_source}.get(field, field)
 
     @property
     def test_sets(self) -> list[str]:
@@ -410,8 +425,9 @@ class Recipe(Section):
     def validation_set(self) -> str | None:
         """The test set of which one half chooses a checkpoint or when to decline, and the other half is reported:
         `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
-        declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0
-        return self.eval.select_on or (HOLDOUT if declines else None)
+        if self.eval.select_on is None and self.data.unanswerable == "train" and self.data.holdout_fraction > 0:
+            return HOLDOUT
+        return self.eval.select_on
 
     def unaveraged(self) -> "Recipe":
         """The same training, but the last weights are exported, not the average."""

@@ -30,7 +30,7 @@ def check_start(
     not compared, nor recipes with the ds_config.
     """
     # these import DeepSpeed, for seconds
-    from swep_ds.pipeline.prepare import check_ds_config
+    from swep_ds.pipeline.checks import check_ds_config
     from swep_ds.training.ds_config import complete_ds_config, read_ds_config
 
     read_ds_config(ds_config)
@@ -44,8 +44,7 @@ def check_start(
         world = done.get("world_size", 1)
         there = conditions(read_json(cell.folder / DS_CONFIG))
         # sizes of the model and of micro-steps are not compared
-        setup = {"world_size": world, "micro_steps": 1, "hidden_size": 1, "on_cpu": False}
-        here = conditions(complete_ds_config(ds_config, cell.recipe.train, **setup))
+        here = conditions(complete_ds_config(ds_config, cell.recipe.train, world_size=world, on_cpu=False))
         if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks
@@ -68,7 +67,7 @@ def check_runs(cells: Sequence[Cell]) -> None:
     for cell in cells:
         with at(cell.name):
             check_files(cell.recipe, cell.folder)
-    from swep_ds.pipeline.prepare import check_model  # imports PyTorch
+    from swep_ds.pipeline.checks import check_model  # imports PyTorch
 
     built, read = [], []
     for cell in cells:

@@ -68,7 +68,9 @@ def find_checkpoints(folder: Path) -> list[Path]:
     Raises InputError: no manifest can be read.
     """
     tags = [folder / checkpoint_name(update) for update in reversed(list_updates(folder))]
-    latest = (folder / LATEST).read_bytes().strip() if (folder / LATEST).exists() else None
+    latest = b""
+    if (folder / LATEST).exists():
+        latest = (folder / LATEST).read_bytes().strip()
     tags.sort(key=lambda tag: tag.name.encode() != latest)  # stable: the others stay newest first
     if not tags:
         return []

@@ -18,7 +18,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten, put, suggest
-from swep_ds.data.batches import engine_divisor
+from swep_ds.data.loss_scale import LossScale
 from swep_ds.training.settings import BY_RECIPE, QUIET, REPORTS, SPREAD, TrainSection
 
 OLDEST, TOO_NEW = "0.19.8", "0.20"  # of DeepSpeed; zero/names.yaml has what this package uses inside of it
@@ -33,12 +33,12 @@ COMMENT = ("_", "#", "//")  # begins the names of fields that people write as co
 
 
 def complete_ds_config(
-    source: str, train: TrainSection, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
+    source: str, train: TrainSection, *, world_size: int, on_cpu: bool, micro_steps: int = 1, hidden_size: int = 1
 ) -> dict[str, Any]:
     """Reads a ds_config, the name of a shipped one or the path of a JSON file, and completes it.
 
     `micro_steps` are those of a micro-batch (`Objective.parts`). From the model's `hidden_size` ZeRO's "auto" buckets
-    get their sizes, as in transformers.
+    get their sizes, as in transformers. Who only checks leaves both out, and no model has to be read.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
     that DeepSpeed refuses; or the recipe's precision needs a GPU; or as `check_version`.
@@ -59,8 +59,8 @@ def complete_ds_config(
     if faults:
         raise InputError(f'{source}: {"; ".join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
-    accumulation = config["gradient_accumulation_steps"]
-    config["gradient_accumulation_steps"] = engine_divisor(accumulation=accumulation, micro_steps=micro_steps)
+    scale = LossScale(world_size, config["gradient_accumulation_steps"], micro_steps)
+    config["gradient_accumulation_steps"] = scale.engine_steps
     config = QUIET | config
     with as_input_error(f"{source}: DeepSpeed refuses it", "fix the field it names"):
         DeepSpeedConfig(deepcopy(config))

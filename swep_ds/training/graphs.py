@@ -23,6 +23,7 @@ from swep_ds import ranks
 from swep_ds.common.errors import reason
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep, Pass, Scalars
+from swep_ds.methods.micro_steps import generator
 from swep_ds.methods.objective import Objective
 
 log = logging.getLogger(__name__)
@@ -102,10 +103,10 @@ class Graphs:
         """If it cannot be captured, a line says why, and no other update of its kind is tried."""
         began = time.perf_counter()
         engine = self._engine
-        batch = Batch(*(field.clone() if isinstance(field, Tensor) else field for field in batch))
+        batch = batch.map(Tensor.clone)
         step = replace(step, scalars=self._scalars)
         names: list[str] = []
-        random = torch if batch.input_ids.device.type == "cpu" else torch.get_device_module(batch.input_ids.device)
+        random = generator(batch.input_ids.device)
         state = random.get_rng_state()
         begun = engine.flat.begun
         before = [group.whole.clone() for group in engine.flat.groups if begun]

@@ -179,7 +179,9 @@ class Instruments:
     def _first_overflow(self) -> str:
         """Names the first update since the last line whose gradient is not finite; "" if there is none."""
         norms = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in self._norms.values()]
-        finite = torch.stack(norms).isfinite().tolist() if norms else []  # a single wait for the device
+        if not norms:
+            return ""
+        finite = torch.stack(norms).isfinite().tolist()  # a single wait for the device
         for update, is_finite in zip(self._norms, finite, strict=True):
             if not is_finite:
                 return f", the gradient not finite first in update {update}"

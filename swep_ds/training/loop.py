@@ -93,7 +93,7 @@ def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iter
     def make(micro_step: int) -> Batch:
         batch = batches[micro_step]
         if device.type == "cuda":  # from pinned memory it is copied without the host waiting
-            batch = Batch(*(field.pin_memory() if isinstance(field, Tensor) else field for field in batch))
+            batch = batch.map(Tensor.pin_memory)
         return batch
 
     ready = deque()

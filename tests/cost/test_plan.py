@@ -21,8 +21,8 @@ from swep_ds.common.files import check_hub
 from swep_ds.cost.memory import States
 from swep_ds.cost.plan import GIB, Devices, _row, plan, plan_sweep
 from swep_ds.models.hub import load_tokenizer
+from swep_ds.pipeline.build import training_batches, training_features
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.prepare import training_batches, training_features
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import read_sweep
 from swep_ds.training.ds_config import complete_ds_config

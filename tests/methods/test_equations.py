@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_the_equations(case, architecture):
     name, settings = CASES[case]
     module = away_from_the_prior(objective(name, architecture, **settings))
     batch = windows(architecture)
-    draw = next((draw for pass_, draw in module.passes(JOINT) if pass_.perturb), 0)
+    draw = next((key.draw for _, key in module.passes(JOINT) if key), 0)
     generator = getattr(module.method, "noise", None)
     expected = methods_reference.loss(module.qa.model, batch, METHODS[name](**settings), SEED, draw, generator)
     reference = gradients(module, expected)

@@ -158,4 +158,4 @@ def test_all_methods_with_one_noisy_pass_share_its_noise(method, settings, draws
     """The number of the draw, the seed and the window are all that noise depends on: see test_equations.py."""
     module = objective(method, **settings)
     passes = [pair for part in module.parts(execution) for pair in module.passes(MicroStep(4, 0.0, part))]
-    assert [draw for _, draw in passes if draw is not None] == draws
+    assert [key.draw for _, key in passes if key] == draws

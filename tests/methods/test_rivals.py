@@ -72,8 +72,8 @@ def test_an_ascent_stays_where_a_gradient_says_nothing(method, fault):
     loss, carried, _ = next(parts)
     loss.backward()
     carried.delta.grad[0] = fault
-    [(pass_, draw)] = module.passes(replace(JOINT, part=1, carried=carried))
-    given = replace(inputs(module, batch, draw), carried=carried)
+    [(pass_, key)] = module.passes(replace(JOINT, part=1, carried=carried))
+    given = replace(inputs(module, batch, key.draw), carried=carried)
     moved = pass_.perturb(given).embeddings - given.embeddings - carried.delta
     assert [length > 1e-3 for length in moved.flatten(1).norm(dim=1)] == [False, True, True]
     loss, _, _ = next(parts)

@@ -15,11 +15,9 @@ from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
 from swep_ds.data.splits import halves, subset
 from swep_ds.models.folders import model_checksum
-from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set
+from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.inputs import check_unchanged, input_checksums, input_files
-from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import HOLDOUT, FirstStage, Recipe
-from swep_ds.ranks.group import process_group
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.finished import finished
@@ -132,9 +130,7 @@ def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
     said = "test set {}: {} of its {} questions are in {}, with the same contexts: its scores say little about new text"
     assert [record.message for record in caplog.records] == [said.format("same", count, 42, "data.train")]
     first = Recipe.load(file, [f"pretrain.train={train}"]).first_stage()
-    with process_group():
-        later = {"later": examples[:3] + tests["test"]}
-        prepare(first, str(tiny_run.ds_config(tmp_path, 0)), tested_later=later)
+    warn_of_known(first, load_examples(first, [])[0], {"later": examples[:3] + tests["test"]})
     assert said.format("later", 3, 12, "pretrain.train") in caplog.text
 
 

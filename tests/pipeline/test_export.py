@@ -31,11 +31,11 @@ from tests.support.tiny_run import ds_config, prepare
 TRAIN = """
 import runpy
 import torch
-import swep_ds.pipeline.run
+import swep_ds.pipeline.stage
 from swep_ds import ranks
 from swep_ds.data.batches import Batch
 
-export = swep_ds.pipeline.run.export_model
+export = swep_ds.pipeline.stage.export_model
 
 def keep_logits(engine, tokenizer, folder, *rest):
     inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
@@ -46,7 +46,7 @@ def keep_logits(engine, tokenizer, folder, *rest):
         torch.save({"inputs": dict(inputs), "logits": [part.float() for part in logits]}, f"{folder.parent}.logits")
     export(engine, tokenizer, folder, *rest)
 
-swep_ds.pipeline.run.export_model = keep_logits
+swep_ds.pipeline.stage.export_model = keep_logits
 runpy.run_module("tests.support.several_runs", run_name="__main__")
 """
 

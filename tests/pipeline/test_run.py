@@ -13,10 +13,14 @@ from swep_ds.common.files import sealed
 from swep_ds.common.settings import differences
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation import scores
+from swep_ds.pipeline.build import load_model, training_batches
+from swep_ds.pipeline.checks import check
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
+from swep_ds.pipeline.prepare import Prepared, prepare
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _peak, _report, _run_stage, _say_training
+from swep_ds.pipeline.resume import resume_setup
+from swep_ds.pipeline.run import _report
+from swep_ds.pipeline.stage import Stage, _peak
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
@@ -31,7 +35,8 @@ def folder(tmp_path_factory) -> Path:
 
 def job(folder: Path, *settings: str, stage: int = 0) -> Prepared:
     with process_group():
-        return prepare(Recipe.load(str(folder / "recipe.yaml"), settings), str(tiny_run.ds_config(folder, stage)))
+        recipe = Recipe.load(str(folder / "recipe.yaml"), settings)
+        return prepare(check(recipe, str(tiny_run.ds_config(folder, stage))))
 
 
 def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder, tmp_path):
@@ -40,11 +45,11 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     assert [job.objective.seed for job in jobs] == [0, 1, 1]
     assert [job.evaluation.null_threshold for job in jobs] == [None] * 3  # all of its questions have an answer
     recipe = Recipe.load(str(folder / "recipe.yaml"), settings)
-    with process_group(), mock.patch("swep_ds.pipeline.run._engine") as engine:
+    with process_group(), mock.patch("swep_ds.pipeline.stage.build_engine") as engine:
         setups = [resume_setup(recipe, job) for job in jobs]
         manifest = {"done": {}, "setup": setups[0], "stage": 0, "batch": {}, "scores": {}, "files": []}
         (tmp_path / "complete.json").write_text(sealed(json.dumps(manifest)))
-        said = refused(_run_stage, recipe, jobs[1], RunFolder(tmp_path), [tmp_path], print)
+        said = refused(Stage(recipe, jobs[1], RunFolder(tmp_path), print).run, [tmp_path])
     assert "does not fit this start (content of data.train" in said
     assert not engine.called  # it takes seconds to build
     read = [setup[f"content of data.train {folder}/train.json"] for setup in setups]
@@ -71,7 +76,7 @@ def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_
     recipe = Recipe.load(str(folder / "recipe.yaml"), mixed("few.json"))
     said = []
     with process_group():
-        _say_training(recipe, prepared, RunFolder(tmp_path), lambda line, **_: said.append(line))
+        Stage(recipe, prepared, RunFolder(tmp_path), lambda line, **_: said.append(line)).say_start()
     assert not prepared.evaluation.spans.whole_words  # 1 of the 47 answers begins inside a word
     rows = np.concatenate([prepared.batches.windows(update) for update in range(prepared.batches.updates)])
     first, second = (len(part.dataset) for part in prepared.features.parts)
@@ -99,8 +104,8 @@ def test_answers_that_a_model_would_learn_and_never_give_are_told_before_trainin
         recipe = Recipe.load(str(folder / "recipe.yaml"), [*settings, *changes])
         say = mock.Mock()
         with process_group():
-            prepared = prepare(recipe, str(tiny_run.ds_config(folder, 0)))
-            _say_training(recipe, prepared, RunFolder(tmp_path), say)
+            prepared = prepare(check(recipe, str(tiny_run.ds_config(folder, 0))))
+            Stage(recipe, prepared, RunFolder(tmp_path), say).say_start()
         said = [call.args[0] for call in say.call_args_list]
         assert [line for line in said if "only answers" in line] == told
         assert prepared.evaluation.spans.whole_words == (words == "null")

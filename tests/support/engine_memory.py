@@ -87,7 +87,7 @@ def measure(model: str, stage: int, offload: bool, precision: str, frozen: bool 
         carried = PassState()
         for part in range(2):
             loss, carried, _ = engine(windows, MicroStep(number, 0.0, part, carried))
-            engine.backward(loss * 2)
+            engine.backward(loss)
             del loss
             if number == part == 1:
                 now = least_held(before, total)

@@ -62,4 +62,4 @@ def inputs(module: Objective, batch: Batch, draw: int, hidden: torch.Tensor | No
 
 def running_inputs(module: Objective, batch: Batch) -> Inputs:
     """The inputs of a perturbation that runs the model."""
-    return replace(inputs(module, batch, draw=1), forward=partial(module._forward_without_dropout, batch))
+    return replace(inputs(module, batch, draw=1), forward=partial(module._without_dropout, batch))

@@ -10,7 +10,7 @@ from swep_ds.data.splits import halves
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import read_results
 from swep_ds.methods.base import MicroStep
-from swep_ds.pipeline import prepare
+from swep_ds.pipeline import checks, prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.recipe import Recipe
@@ -53,7 +53,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, stage, precision, zero):
     settings = {"precision": precision, "max_updates": UPDATES, **EMA}
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"train.{name}={value}" for name, value in settings.items()])
-    job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, stage, **zero)))
+    job = prepare.prepare(checks.check(recipe, str(tiny_run.ds_config(folder, stage, **zero))))
     engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
     average = WeightAverage(engine, recipe.train)
     half, seen = precision == "bf16", []

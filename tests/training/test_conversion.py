@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import pad
 
 from swep_ds.common.settings import differences
-from swep_ds.pipeline.prepare import architecture
+from swep_ds.pipeline.resume import architecture
 from swep_ds.training.zero import conversion
 from swep_ds.training.zero.conversion import MOMENTS, WEIGHTS, Pieces, copy_pieces, cut
 from swep_ds.training.zero.files import read_state

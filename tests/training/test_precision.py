@@ -16,7 +16,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.noise_effect import nearest
 from swep_ds.models.backends import tf32_products
-from swep_ds.pipeline import prepare
+from swep_ds.pipeline import checks, prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
@@ -33,8 +33,8 @@ UPDATES, POWER = 20, 18  # a scale that overflows at first
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_an_update_that_fp16_skips_changes_no_weight_and_has_no_norm(tmp_path, monkeypatch, stage):
-    resolve = prepare.complete_ds_config
-    monkeypatch.setattr(prepare, "complete_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
+    resolve = checks.complete_ds_config
+    monkeypatch.setattr(checks, "complete_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
     monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda _: True)
     settings = ["train.precision=fp16", "method.kl_target=4000", "method.noise_learning_rate=5e-3"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "method.noise_max_grad_norm=0.3"])
@@ -42,7 +42,7 @@ def test_an_update_that_fp16_skips_changes_no_weight_and_has_no_norm(tmp_path, m
     scaling = {"enabled": "auto", "initial_scale_power": POWER, "hysteresis": 1}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"fp16": scaling}))
     with process_group():
-        job = prepare.prepare(recipe, str(file))
+        job = prepare.prepare(checks.check(recipe, str(file)))
         engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
         batches = iter(job.batches[update] for update in range(UPDATES))
         scale, skips, before = 2.0**POWER, [], weights_of(engine)
@@ -105,14 +105,14 @@ def test_the_log_compares_words_in_float32():
 
 
 def test_a_gpu_without_tf32_is_refused(tmp_path, monkeypatch):
-    resolve = prepare.complete_ds_config
-    monkeypatch.setattr(prepare, "complete_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
+    resolve = checks.complete_ds_config
+    monkeypatch.setattr(checks, "complete_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
     monkeypatch.setattr(accelerator, "has_tf32", lambda: False)
     monkeypatch.setattr(accelerator, "product_name", lambda: "Tesla T4")
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.precision=tf32"])
     said = r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"
     with process_group(), pytest.raises(InputError, match=said):
-        prepare.prepare(recipe, str(tiny_run.ds_config(tmp_path, 0)))
+        checks.check(recipe, str(tiny_run.ds_config(tmp_path, 0)))
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -123,9 +123,12 @@ def load(engine, tag: Path, stage: int, names: Sequence[str]) -> None:
 def engine_pieces(engine, *, moments: bool = False) -> Pieces:
     """What this rank's optimizer updates, as views; with `moments` also Adam's, zero where it has none yet."""
     pieces: Pieces = {}
+    kinds = ()
+    if moments:
+        kinds = MOMENTS
     for flat in flats(engine):
         values = {WEIGHTS: flat.weights.data.view(-1)}
-        for kind in MOMENTS if moments else ():
+        for kind in kinds:
             state = engine.basic_optimizer.state[flat.weights]
             if kind not in state:
                 state[kind] = torch.zeros_like(flat.weights, requires_grad=False)

@@ -53,7 +53,10 @@ def install(
     use_foreach(engine)  # replaces methods
     norms = None
     if len(engine.basic_optimizer.param_groups) > 1 and (stage or method_max_norm is not None):
-        norms = GroupNorms(engine, None if method_max_norm is None else (max_norm, method_max_norm))  # wraps them
+        limits = None
+        if method_max_norm is not None:
+            limits = max_norm, method_max_norm
+        norms = GroupNorms(engine, limits)  # wraps them
     return writer, flat, norms
 
 

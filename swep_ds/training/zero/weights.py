@@ -59,8 +59,9 @@ def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[s
     Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole. `model` is part of the module
     of an `Engine`. With `masters` the values are the optimizer's float32 weights, which ZeRO 1 to 3 have.
     """
-    tied = model.all_tied_weights_keys if isinstance(model, PreTrainedModel) else {}
-    saved = model.state_dict().keys() - tied.keys()
+    saved = set(model.state_dict())
+    if isinstance(model, PreTrainedModel):
+        saved -= model.all_tied_weights_keys.keys()
     for name, tensor in itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers()):
         if name not in saved:
             continue
