@@ -258,7 +258,7 @@ def perturb_backward(
     QUARTER: tl.constexpr = D // 4
     EVEN: tl.constexpr = QUARTER % BLOCK_COLS == 0
     PARAMS: tl.constexpr = LEARNED_MU or LEARNED_SIGMA
-    TILES: tl.constexpr = tl.cdiv(QUARTER, BLOCK_COLS)  # of a row, each a program: nothing is summed over them
+    TILES: tl.constexpr = tl.cdiv(QUARTER, BLOCK_COLS)  # a row's tiles, each a program: nothing is summed over them
     program = tl.program_id(0)
     n, t, inside, live = _rows(program // TILES, mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
     c = program % TILES * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]

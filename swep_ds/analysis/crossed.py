@@ -37,7 +37,7 @@ MIN_SEEDS = 3  # fewer give no interval
 MIN_TEXTS = 5  # effective clusters in each set; with fewer in one of them the interval is too narrow
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
 POINTS = 100.0  # the most by which two scores differ
-ROUNDING = 1e-18  # of a variance, in squared points
+ROUNDING = 1e-18  # a variance, in squared points
 
 
 class Estimate(NamedTuple):

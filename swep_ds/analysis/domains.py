@@ -109,7 +109,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
     """Against the other run, on the same questions: each of the run's data sets `names`, and the mean over all but the
     first. A set that the other run did not answer in full is left out, and then the mean is, too."""
     values = {}
-    counts = {}  # of questions, [gained, lost]
+    counts = {}  # questions [gained, lost]
     for name in names:
         items = answered.get(name, ())
         if items and all(item.other is not None for item in items):

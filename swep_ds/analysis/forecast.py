@@ -90,7 +90,7 @@ class Forecast:
     unknown_words: tuple[float, float]  # percent of the contexts' words at home and there
     distance: float  # d
     uncorrected: Scores  # the forecasts without c d
-    error: tuple[float, float]  # of their z, by sampling
+    error: tuple[float, float]  # draws of their z
     by_question: np.ndarray  # [Q, 2] the signal there
     truth: Scores | None  # if the questions have answers, which the forecast does not use
     remarks: list[str]

@@ -35,7 +35,7 @@ from swep_ds.evaluation.calibration import LEVEL
 MIN_LABELLED = 10
 MIN_SUGGESTED = 25
 AIM = 3.0  # points: half the width of an interval that is narrow enough
-STRATA = 5  # of suggested questions, by prediction, equally large
+STRATA = 5  # suggested questions, by prediction, equally large
 MIN_IN_STRATUM = 3  # labelled questions
 BELIEVED = (15.0, 85.0)  # points: predictions beyond them do not lower a stratum's share of the labels further
 NO_ANSWER = "no answer"  # written as the answer of a question that its context does not answer
@@ -49,7 +49,7 @@ class Estimate:
     low: np.ndarray
     high: np.ndarray
     weight: np.ndarray  # lambda: by how many points the score of the highest prediction is above that of the lowest
-    more_labels: int | None  # of a scalar: labels, drawn in the same way, until the interval is +- `AIM`
+    more_labels: int | None  # labels, drawn in the same way, until the interval is +- `AIM`
 
 
 def estimate(scores: np.ndarray, predicted_N: np.ndarray, rows: np.ndarray, stratum_n: np.ndarray) -> Estimate:
@@ -72,7 +72,7 @@ def estimate(scores: np.ndarray, predicted_N: np.ndarray, rows: np.ndarray, stra
     strata = len(counts_H)
     counts_n = counts_H[stratum_n]
     chance_n = counts_n / _sizes(questions, strata)[stratum_n]
-    share_n = 1 / chance_n / questions  # of the set, for which a labelled question stands
+    share_n = 1 / chance_n / questions  # questions of the set for which a labelled question stands
     mean_nH = (stratum_n[:, None] == np.arange(strata)) / counts_H
     centred_y = y - (y @ mean_nH)[..., stratum_n]
     centred_x = x - (x @ mean_nH)[..., stratum_n]
@@ -135,11 +135,11 @@ def labelling_order(predicted_N: np.ndarray, seed: int = 0) -> tuple[np.ndarray,
     stratum_N[np.lexsort((tie_N, predicted_N))] = np.arange(STRATA).repeat(sizes_H)
     mean_H = np.clip(np.bincount(stratum_N, predicted_N) / sizes_H, *BELIEVED)
     need_H = sizes_H * np.sqrt(mean_H * (100 - mean_H))
-    number_N = np.empty(questions, int)  # of each question within its stratum
+    number_N = np.empty(questions, int)  # each question's place within its stratum
     for h, size in enumerate(sizes_H):
         of_stratum = np.flatnonzero(stratum_N == h)
         number_N[of_stratum[np.argsort(place_N[of_stratum])]] = np.arange(size)
-    priority_N = need_H[stratum_N] / (number_N + 0.5)  # of its stratum's first, second, ... label: Webster's method
+    priority_N = need_H[stratum_N] / (number_N + 0.5)  # by its stratum's first, second, ... label: Webster's method
     priority_N[number_N < MIN_IN_STRATUM] = np.inf
     rows = np.lexsort((stratum_N, number_N, -priority_N))
     return rows, stratum_N[rows]
@@ -185,7 +185,7 @@ def read_labelled(path: Path, examples: Sequence[Example], columns: Columns = ()
     that the context has none. `columns` as in `Choices`. Raises InputError: a row is not of `examples`, its answer is
     not in its context, or too few rows have answers."""
     row_of = {example.id: row for row, example in enumerate(examples)}
-    names: list[str | None] = []  # of the strata
+    names: list[str | None] = []  # the strata's
     labelled: dict[int, Example] = {}
     strata = []
     with at(f"--labelled {path}"):

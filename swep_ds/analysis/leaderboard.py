@@ -28,16 +28,16 @@ NOTE = (
 )
 
 
-def make(found: Sequence[Run], against: str | None = None) -> Table:
+def make(archived: Sequence[Run], against: str | None = None) -> Table:
     """The leaderboard of the finished runs: a table (`table.make`) whose `cells` have `ENTRY`, a line per model, source
     and method, the best F1 first. Runs that are not comparable with others of their model and source are missing.
 
     Raises InputError: no row is called `against`; a finished run has no readable recipe.
     """
-    titles = public_names(run.model for run in found if MODEL not in run.labels)
+    titles = public_names(run.model for run in archived if MODEL not in run.labels)
     places: dict[str, tuple[str, str]] = {}
     runs = []
-    for run in found:
+    for run in archived:
         if (run.folder / RESULTS).is_file():
             model, *labels = run.block
             sources = map(source_name, saved_recipe(run.folder).data.sources.values())
@@ -83,9 +83,9 @@ def _score(entry: dict[str, float]) -> str:
     return score
 
 
-def publish(found: Sequence[Run], folder: Path | None, against: str | None = None) -> Table:
+def publish(archived: Sequence[Run], folder: Path | None, against: str | None = None) -> Table:
     """Prints the leaderboard (`make`). Writes leaderboard.md and .csv, and a forest plot per model, to any `folder`."""
-    board = make(found, against)
+    board = make(archived, against)
     formats.show(board, grids)
     if folder and len(board.cells):
         from swep_ds.analysis import figures  # imports matplotlib, for a second

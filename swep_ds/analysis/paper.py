@@ -39,17 +39,17 @@ def paper_score(scores: Scores, method: str, data_set: str) -> list[float] | Non
     return scores.get(_names("methods").get(plain(method)), {}).get(data_set_name(data_set))
 
 
-def paper_effects(own: Scores | None, method: str, against: str, data_sets: Sequence[str]) -> dict[str, np.ndarray]:
+def paper_effects(counted: Scores | None, method: str, against: str, data_sets: Sequence[str]) -> dict[str, np.ndarray]:
     """By model, [EM, F1] of the method less those of `against` in the paper's tables, in points, the mean over the data
-    sets. `own`: the scores of the only model that counts; None = all three do. Models without all of these numbers are
-    missing. Rows of last weights count as their methods, and `stand_ins` as theirs."""
+    sets. `counted`: the scores of the only model that counts; None = all three do. Models without all of these numbers
+    are missing. Rows of last weights count as their methods, and `stand_ins` as theirs."""
     rows = [name.removesuffix(f", {UNAVERAGED}") for name in (method, against)]
     rows = [_names("stand_ins").get(plain(name), name) for name in rows]
     effects = {}
     for model, scores in PAPER["scores"].items():
         known = [[paper_score(scores, row, data_set) for data_set in data_sets] for row in rows]
         # two rows of one method are no difference of the paper's
-        if own in (None, scores) and None not in known[0] + known[1] and known[0] != known[1]:
+        if counted in (None, scores) and None not in known[0] + known[1] and known[0] != known[1]:
             effects[model] = np.subtract(*known).mean(0)
     return effects
 

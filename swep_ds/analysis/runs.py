@@ -112,23 +112,23 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _name_runs(folders: Iterable[Path]) -> list[Run]:
-    found: list[tuple[Run, dict[str, str]]] = []
+    listed: list[tuple[Run, dict[str, str]]] = []
     for folder in folders:
         try:
             recipe = sweep.saved_recipe(folder)
         except InputError:
-            found.append((Run(folder, folder.name, 0, "?"), {}))  # `read_runs` says why
+            listed.append((Run(folder, folder.name, 0, "?"), {}))  # `read_runs` says why
             continue
         run = Run(folder, recipe.method.name, recipe.seed, recipe.model.name)
-        found.append((run, {name: str(value) for name, value in _row_settings(recipe).items()}))
-    names = {name for _, settings in found for name in settings}
-    usual = _most_frequent(((run.variant, name), settings.get(name)) for run, settings in found for name in names)
+        listed.append((run, {name: str(value) for name, value in _row_settings(recipe).items()}))
+    names = {name for _, settings in listed for name in settings}
+    usual = _most_frequent(((run.variant, name), settings.get(name)) for run, settings in listed for name in names)
     differing = []
-    for run, settings in found:
+    for run, settings in listed:
         differing.append({name: value for name, value in settings.items() if value != usual[run.variant, name]})
     shown = public_names(value for settings in differing for value in settings.values())
     named = []
-    for (run, _), settings in zip(found, differing, strict=True):
+    for (run, _), settings in zip(listed, differing, strict=True):
         parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in settings.items()]
         named.append(replace(run, variant=", ".join([run.variant, *parts])))
     return named
@@ -147,7 +147,7 @@ def _most_frequent(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable,
     return {key: counter.most_common(1)[0][0] for key, counter in counts.items()}
 
 
-def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+def read_runs(listed: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """The finished runs that can be compared with each other, and the missing ones with their reasons.
 
     Runs of a model are comparable if they trained under one ds_config, were tested on the same questions in the same
@@ -155,7 +155,7 @@ def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     files. In each of these the majority decides, in a tie the first run. A row has one run for each seed.
     """
     read: list[tuple[Run, dict[tuple, str]]] = []
-    for run in found:
+    for run in listed:
         try:
             finished = _read(run)
             read.append((finished, _shared(finished)))

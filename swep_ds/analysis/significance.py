@@ -24,7 +24,7 @@ from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 RESAMPLES = 10_000
-ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
+ELEMENTS = 2**22  # the bootstrap's counts that are in memory at a time
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
 Rows = Mapping[str, Sequence[Run]]
 Difference = dict[str, Any]

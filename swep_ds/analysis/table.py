@@ -63,23 +63,23 @@ class Table:
         return {block: slug(f"{number} {block}") for number, block in enumerate(self.cells["block"].unique(), 1)}
 
 
-def make(found: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
+def make(listed: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
     """The table of the runs that are finished and comparable (`read_runs`), with the reason why others are missing.
     `against`: the row that the others are compared with; None = MLE if there is one. `line`: F1 on shifted data as
     in-domain F1 predicts it; None = fitted to the runs of that row, if it can be.
 
     Raises InputError: no row is called `against`.
     """
-    runs, missing = read_runs(found)
-    base = base_row(list(dict.fromkeys(run.variant for run in found)), against)
+    runs, missing = read_runs(listed)
+    base = base_row(list(dict.fromkeys(run.variant for run in listed)), against)
     no_line = ""
     if line is None and base is not None:
         line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
     questions = significance.QuestionScores()
-    titles = public_names(run.model for run in found if MODEL not in run.labels)
+    titles = public_names(run.model for run in listed if MODEL not in run.labels)
     cells, primary, secondary, blocks = [], [], [], []
-    for place in dict.fromkeys(run.block for run in found):
-        of_block = [run for run in found if run.block == place]
+    for place in dict.fromkeys(run.block for run in listed):
+        of_block = [run for run in listed if run.block == place]
         rows: dict[str, list[Run]] = {run.variant: [] for run in of_block}
         for run in runs:
             if run.block == place:

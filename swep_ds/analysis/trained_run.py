@@ -41,7 +41,7 @@ class TextWord(NamedTuple):
 
     text: str
     part: str  # "question", "context" or "answer"
-    positions: list[int]  # of its tokens
+    positions: list[int]  # its tokens'
     distance: float | None = None
 
 

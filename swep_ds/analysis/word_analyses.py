@@ -37,7 +37,7 @@ from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
 
 SHARES = ["words_changed", "words_changed_clean"]
 AROUND = 20  # words of the text that a report shows before and after the answer
-MAX_BYTES = 4 * 10**9  # of a model that is loaded for a report
+MAX_BYTES = 4 * 10**9  # for a model that is loaded for a report
 TRIED = 50  # questions of a data set that are looked at for windows with the answer
 SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}

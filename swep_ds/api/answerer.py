@@ -31,10 +31,10 @@ from swep_ds.texts.folder import FolderTexts
 log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
-CHARACTERS_AT_A_TIME = 2**22  # of their texts: the windows, some 10 KB for each 500 characters, are in memory
+CHARACTERS_AT_A_TIME = 2**22  # characters of text: the windows, some 10 KB for each 500 characters, are in memory
 # what a text says: best answers, null answer, and the log of the sum of exp(score) over all answers but that one
 Reading = tuple[list[Answer], Answer | None, float | None]
-NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # of a model that never declines
+NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # the model never declines
 
 
 class QuestionAnswerer:

@@ -81,7 +81,7 @@ class RobustMixin:
             check_trained_dtypes(self.robust)
         self.robust.updates = max_steps
         self.robust.restart(self.state.global_step)
-        self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
+        self._sums: dict[str, Tensor] = {}  # sums of what the method measures, over the updates since the last log
         launched = dist.is_initialized() or read_launch() or get_cpu_distributed_information().world_size > 1
         if self.is_deepspeed_enabled and not launched:  # DeepSpeed would look for MPI
             os.environ["LOCAL_RANK"] = "0"

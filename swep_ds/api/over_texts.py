@@ -32,11 +32,11 @@ MEASURES = {
     "exact_match": "exact",
     "f1": "F1",
     "declined": "declined",
-    "passage_found": "passage found",  # of questions with an answer
-    "right_text": "right text",  # of those that name a document and are not declined
+    "passage_found": "passage found",  # over questions with an answer
+    "right_text": "right text",  # over those that name a document and are not declined
     "exact_if_found": "exact, if found",
 }
-REPLIED = ("name", "page", "heading", "start", "end", "probability")  # of an answer, in answers/NAME.jsonl
+REPLIED = ("name", "page", "heading", "start", "end", "probability")  # fields of an answer, in answers/NAME.jsonl
 
 
 def evaluate_over_texts(

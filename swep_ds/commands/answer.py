@@ -33,7 +33,7 @@ from swep_ds.common.files import check_output, read_text, user_path
 from swep_ds.data.example import Example
 from swep_ds.texts.folder import FolderTexts
 
-FIELDS = ("text", "score", "probability", "confidence", "start", "end")  # of an answer in --output
+FIELDS = ("text", "score", "probability", "confidence", "start", "end")  # an answer's fields in --output
 
 
 def answer() -> None:

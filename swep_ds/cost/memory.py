@@ -31,12 +31,12 @@ class States:
     transient: int = 0  # gradients on their way, buckets and gathered weights, while the activations are held
     step: int = 0  # gradients and working room of the optimizer's step, when the activations are gone
     host: int = 0  # what is offloaded
-    moments: int = 0  # of `host`, what is not there before the first step
+    moments: int = 0  # the part of `host` that is not there before the first step
     evaluating: int = 0  # there during evaluation: a share of gradients and transient, the mean with the start
     exporting: int = 0  # there during the export
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
     starting: int = 0  # all that is there while the engine is built
-    saved: int = 0  # of all ranks, on disk: a checkpoint
+    saved: int = 0  # all ranks', on disk: a checkpoint
     partitioned: bool = False  # whether a weight is whole on a device only while it is used (ZeRO-3)
 
     def phases(self, activations: int, held: int = 0, written: int = 0) -> dict[str, int]:
@@ -62,7 +62,7 @@ class ModelStates:
         self.zero = zero
         self.world_size = world_size
         self.adafactor = train.optimizer == "adafactor"
-        self.copies = 1 + on_cpu  # of weights that are made flat or gathered, in the device's memory
+        self.copies = 1 + on_cpu  # weights that are made flat or gathered, in the device's memory
         self.shapes = [parameter.shape for parameter in objective.parameters() if parameter.requires_grad]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.numel = sum(self.sizes)

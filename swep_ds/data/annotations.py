@@ -41,10 +41,10 @@ class Tool(NamedTuple):
 
 
 class Question(NamedTuple):
-    place: str  # of its first item
+    place: str  # its first item's
     row: Row  # as imported
     spans: list[Span]
-    statuses: set[str]  # of all submissions; spans are only of those that count
+    statuses: set[str]  # all submissions'; spans are only those that count
 
 
 def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable, labels: bool) -> Items:

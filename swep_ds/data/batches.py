@@ -115,7 +115,7 @@ class TrainingBatches:
         self.global_batch = self.micro_batch * self.accumulation
         self.lengths = np.asarray(self.features["length"][:])
         longest = self.lengths.max()
-        self.widths = _rounded_up(self.lengths, self.pad_to_multiple_of, longest)  # of a batch of only this window
+        self.widths = _rounded_up(self.lengths, self.pad_to_multiple_of, longest)  # for a batch of only this window
         if padded := getattr(self.tokenizer, "padded_length", None):
             self.widths = np.full_like(self.lengths, padded)
         if self.max_tokens and (longest := self.widths.max()) > self.max_tokens:
@@ -124,7 +124,7 @@ class TrainingBatches:
                 "least, or lower data.max_length"
             )
         sizes = np.array([size for size, _ in self.mix], int)
-        self._source = np.repeat(np.arange(len(sizes)), sizes)  # of each row of a mix
+        self._source = np.repeat(np.arange(len(sizes)), sizes)  # one per row of a mix
         self._rows: list[np.ndarray] = []  # those of each update
         self.updates = 0
         epochs = self.epochs * (1 - 1e-12)  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
@@ -177,9 +177,9 @@ class TrainingBatches:
         for number, (windows, weight) in enumerate(self.mix):
             count = max(1, round(len(self.features) * weight / total))  # in each epoch
             passes, places_in_pass = np.divmod(np.arange(epoch * count, (epoch + 1) * count), windows)
-            for one in np.unique(passes):
-                shuffled = np.random.default_rng([self.seed, one, number + 1]).permutation(windows)
-                rows.append(first_row + shuffled[places_in_pass[passes == one]])
+            for pass_number in np.unique(passes):
+                shuffled = np.random.default_rng([self.seed, pass_number, number + 1]).permutation(windows)
+                rows.append(first_row + shuffled[places_in_pass[passes == pass_number]])
             first_row += windows
         return self._alternating(np.concatenate(rows))
 

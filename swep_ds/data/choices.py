@@ -39,4 +39,4 @@ class Remark:
     id: str | None  # None: it is about all of a file
     reason: str
     left_out: bool
-    passage: str = ""  # of the document that the question names: where its answer is, or could be
+    passage: str = ""  # in the document that the question names: where its answer is, or could be

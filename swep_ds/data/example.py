@@ -18,5 +18,5 @@ class Example:
     answers: tuple[str, ...]
     span: tuple[int, int] | None
     article: str
-    source: int = 0  # of training questions: the number of theirs in a mix
+    source: int = 0  # for training questions: the number of their source in a mix
     withheld: bool = False

@@ -26,8 +26,8 @@ FORMAT_VERSION = 8  # part of every cache file's name: raise it when the columns
 ROWS_AT_A_TIME = 1000  # written at once
 
 LIST = pa.list_(pa.int32())
-TYPES = {  # of the columns of `Features.dataset`; positions are indices in `input_ids`
-    # of every window
+TYPES = {  # the columns of `Features.dataset`; positions are indices in `input_ids`
+    # every window has these
     "input_ids": LIST,  # no padding
     "token_type_ids": pa.list_(pa.int8()),  # only if the tokenizer names it among its model's inputs
     "length": pa.int32(),  # number of input_ids
@@ -63,7 +63,7 @@ class Features:
     answer_tokens: list[int]
     rewritten: dict[str, str]  # task generative: what comes back of each answer that the tokenizer writes differently
     fingerprint: str  # changes with the examples, their answers, the tokenizer and the settings
-    parts: tuple["Features", ...] = ()  # of which they are `joined`
+    parts: tuple["Features", ...] = ()  # those of which they are `joined`
 
     @staticmethod
     def joined(parts: Sequence["Features"]) -> "Features":

@@ -64,7 +64,7 @@ def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
         owners[begin:end][wins] = number
         bounds.append((begin, end))
     owned = np.searchsorted(owners, np.arange(len(bounds) + 1)).tolist()
-    return [ContextWindow(*window, *own) for window, own in zip(bounds, pairwise(owned), strict=True)]
+    return [ContextWindow(*window, *token_range) for window, token_range in zip(bounds, pairwise(owned), strict=True)]
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:

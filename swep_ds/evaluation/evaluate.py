@@ -33,7 +33,7 @@ from swep_ds.evaluation.unreachable import unreachable
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.writing import write_on_rank0
 
-CACHE = Path(os.environ.get("HF_DATASETS_CACHE", Path(HF_HOME, "datasets"))) / "swep_ds"  # of tokenised windows
+CACHE = Path(os.environ.get("HF_DATASETS_CACHE", Path(HF_HOME, "datasets"))) / "swep_ds"  # tokenised windows
 Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 Decoder = SpanDecoder | GeneratedAnswers
 

@@ -68,7 +68,7 @@ class Results(Checked):
     # examples, features, updates, seconds, cpu_seconds (of all ranks; with GPUs device_seconds), samples_per_second,
     # tokens_per_second, peak_memory_bytes (of the rank that took most)
     train: dict[str, Any] = {}
-    # of each source of a mix: source, share (of the windows of every update), questions and windows
+    # each source of a mix: source, share (of the windows of every update), questions and windows
     mix: list[dict[str, Any]] | None = None
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
@@ -78,13 +78,13 @@ class Results(Checked):
     calibrator: Calibrator | None = None
     versions: dict[str, str]
     # results of earlier versions lack these
-    threads: int | None = None  # of PyTorch in each rank: the order of sums on a CPU depends on their number
+    threads: int | None = None  # PyTorch's in each rank: the order of sums on a CPU depends on their number
     inputs: dict[str, str] = {}  # by field: checksum of the local files that it names
     provenance: dict[str, str] = {}  # `provenance()`
 
     @property
     def scores(self) -> Scores:
-        """Of the data sets whose answers are not withheld."""
+        """The scores of data sets whose answers are not withheld."""
         return {name: score for name, score in self.eval.items() if is_scored(score)}
 
     @property

@@ -113,8 +113,9 @@ class Scorer:
         return scores
 
     def score(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
-        """Of the questions in `golds`, at least one: "exact_match" and "f1" in percent, and "total". If some have no
-        answer, also those of the questions with one (`has_answer_...`) and of the others (`no_answer_...`)."""
+        """The scores of the questions in `golds`, at least one: "exact_match" and "f1" in percent, and "total". If
+        some have no answer, also those of the questions with one (`has_answer_...`) and of the others
+        (`no_answer_...`)."""
         by_question = self.by_question(predictions, golds)
         parts = {"": list(golds)}
         if not all(golds.values()):

@@ -59,7 +59,7 @@ class Answer:
     odds: float | None = None
     confidence: float | None = None  # only in the first answer of a `QuestionAnswerer`, which says what it is
     name: str | None = None  # only of answers from many texts: that of the text, of which start and end are characters
-    page: int | None = None  # of a document that has pages, counted from 1
+    page: int | None = None  # if the document has pages, counted from 1
     heading: str | None = None  # the last one before the answer
 
 

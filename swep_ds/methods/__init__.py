@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in SHIPPED}
 GROUP = "swep_ds.methods"  # the entry points' group
-_classes: dict[type[Settings], type["Method"]] = {}  # of the methods that `method` registered
+_classes: dict[type[Settings], type["Method"]] = {}  # those that `method` registered
 M = TypeVar("M", bound=type["Method"])
 
 

@@ -91,14 +91,14 @@ class Pass:
     """One forward of the model in an update."""
 
     name: str  # "clean", "noisy" ...; the log's `nll_<name>`
-    weight: float  # of this pass's negative log-likelihood in the loss
+    weight: float  # this pass's negative log-likelihood in the loss
     perturb: Callable[[Inputs], Perturbed] | None = None  # changes the word embeddings first
-    kl_weight: float | Tensor = 0.0  # of the perturbation's KL in the loss of a pass that trains
-    # of the symmetric KL between the answer distributions of this pass and the one before it
+    kl_weight: float | Tensor = 0.0  # the perturbation's KL in the loss of a pass that trains
+    # the symmetric KL between the answer distributions of this pass and the one before it
     divergence_weight: float = 0.0
     keeps_hidden: bool = False  # whether later passes see this pass's last hidden state
     repeats_dropout: bool = False  # whether all such passes of an update drop the same units
-    # of the squared distance between the hidden states of this pass and the one before it
+    # the squared distance between the hidden states of this pass and the one before it
     hidden_distance_weight: float = 0.0
 
     def __post_init__(self):

@@ -42,7 +42,7 @@ class ExtractiveQA(QAModel):
 
     @cached_property
     def position_of_padding(self) -> int | None:
-        """Of a model with `counted_positions`, which is also the id of its padding token."""
+        """The position of padding, for a model with `counted_positions`; it is also the id of its padding token."""
         return getattr(counted_positions(self.base), "padding_idx", None)
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:

@@ -20,7 +20,7 @@ from swep_ds.models.outputs import counted_positions
 from swep_ds.ranks.environment import warn_once
 
 log = logging.getLogger(__name__)
-# of a tokenizer's class, which may differ from the defaults
+# arguments of a tokenizer's class, which may differ from the defaults
 KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "pad_token_type_id")
 FIRST_TEXTS = 20  # that are looked at: whether questions are taken must not depend on what comes later
 MIN_KNOWN = 0.5  # share of a text's letters and digits

@@ -26,7 +26,7 @@ class QAModel(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = model  # of transformers, or PEFT's around it
+        self.model = model  # transformers' model, or PEFT's around it
 
     @property
     def base(self) -> PreTrainedModel:

@@ -24,7 +24,7 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source
 from swep_ds.pipeline.recipe import Recipe
 
-MULTIPLE_ON_GPU = 16  # of the widths of batches, by default
+MULTIPLE_ON_GPU = 16  # the widths of batches are its multiples, by default
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 

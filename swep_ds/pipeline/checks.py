@@ -38,7 +38,7 @@ class Checked:
     training: list[Example]
     tests: dict[str, list[Example]]  # by name, the source domain first
     validation: dict[str, list[Example]]  # the other half of one of them, if the run selects or may decline
-    remarks: list[dict[str, str]]  # of `load_examples`
+    remarks: list[dict[str, str]]  # those of `load_examples`
 
 
 def check(recipe: Recipe, ds_config: str) -> Checked:

@@ -40,7 +40,7 @@ class Prepared:
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
     evaluation: Evaluation
     inputs: dict[str, str]  # `input_checksums`
-    remarks: list[dict[str, str]]  # of `load_examples`
+    remarks: list[dict[str, str]]  # those of `load_examples`
     asked: dict[str, np.ndarray]  # as of `write_asked`: what it and the model that it starts from were trained on
 
 

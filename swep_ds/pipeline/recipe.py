@@ -67,13 +67,13 @@ class DataSection(Section):
     # is a list of {source, weight}: every update has each source's share of windows, and an epoch has as many windows
     # as all sources together, so that one of a large weight comes in it several times and another only in part.
     train: str | list[MixedSource]
-    home: str | None = None  # of a mix: the source whose articles are held out, from all sources; null = the first
+    home: str | None = None  # in a mix: the source whose articles are held out, from all sources; null = the first
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     # A run that was trained before pairs were added: the questions that it held out are held out again, and new ones
     # about their articles left out, so that `swep-ds report NEW --against OLD` compares the two on the same questions.
     holdout_of: str | None = None
-    train_fraction: float = Field(1.0, gt=0, le=1)  # of each source, a nested, seeded subset: the 30 % hold the 10 %
+    train_fraction: float = Field(1.0, gt=0, le=1)  # a nested, seeded subset of each source: the 30 % hold the 10 %
     max_train_examples: Many | None = None  # the most training questions of each source to use; null = all
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
     max_eval_examples: Many | None = None  # the most questions of each test set to use; null = all
@@ -354,7 +354,7 @@ class Recipe(Section):
         if first is None or first in given or after.get(first) != before[first]:
             return merged
         source = before[first]
-        own = "as in --set 'data.eval={NAME: FILE}'"
+        example = "as in --set 'data.eval={NAME: FILE}'"
         home = _home(after)
         home_before = _home(before)
         if held_out := after.get("data.holdout_fraction"):
@@ -362,7 +362,7 @@ class Recipe(Section):
                 raise InputError(
                     f"data.holdout_fraction {held_out}: held-out articles are the source domain, and {first} "
                     f"({source}), which is of that domain too, would count as out of domain: name only the other test "
-                    f"sets, {own}"
+                    f"sets, {example}"
                 )
         elif home_before is not None and home not in (None, home_before, source):
             trained = "data.train" if "data.train" in after else "the home of data.train"
@@ -371,9 +371,9 @@ class Recipe(Section):
             if added := [field.removeprefix("data.eval.") for field in given if field.startswith("data.eval.")]:
                 raise InputError(
                     f"{kept}, and {', '.join(added)} would count as out of domain: name all test sets, the one of "
-                    f"data.train's domain first, {own}"
+                    f"data.train's domain first, {example}"
                 )
-            warn_once(f"{kept}: if it is of another domain, replace it, {own}")
+            warn_once(f"{kept}: if it is of another domain, replace it, {example}")
         return merged
 
     def first_stage(self) -> "FirstStage":

@@ -112,7 +112,7 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
     @app.get("/passages")
     def passages(question: Text) -> dict[str, Any]:
         """The passages that share most with a question, without the model."""
-        return {"passages": loaded("shown").found(question)}
+        return {"passages": loaded("shown").search(question)}
 
     @app.get("/texts")
     def texts(part: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from swep_ds.analysis.labelled import NO_ANSWER
 
-Rows = Collection[dict[str, Any]]  # of `verdicts.row_of`, with their ids
+Rows = Collection[dict[str, Any]]  # rows of `verdicts.row_of`, with their ids
 COLUMNS = ["id", "question", "title", "context", "answer", "answer_start", "stratum"]
 
 

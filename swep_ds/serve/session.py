@@ -91,11 +91,11 @@ class Session:
 
     def _context(self, question: str, verdict: Verdict) -> tuple[str, str, int]:
         """The text that a verdict is about, what a reader is given of it, and where that begins."""
-        for place in (verdict, verdict.said):  # of what misled the model it learns most
+        for place in (verdict, verdict.said):  # it learns most from what misled the model
             if place and place.start is not None:
                 return place.text, *self.shown.context(place.text, place.version, place.start, place.end)
-        for found in self.shown.found(question):
-            return found["text"], found["passage"], found["start"]
+        for passage in self.shown.search(question):
+            return passage["text"], passage["passage"], passage["start"]
         names = list(self.shown.index.names)
         for name in random.sample(names, len(names)):  # no text shares a word with the question: any does not say
             with suppress(InputError):  # it has no word, or cannot be read

@@ -21,7 +21,7 @@ FOUND = 10  # passages that a search shows
 class Changed(InputError):
     """A text is no longer what was shown or indexed."""
 
-    status = 409  # of the reply
+    status = 409  # the reply's
 
     def __init__(self, name: str):
         super().__init__(f"{name} has changed since it was shown: ask again, or open it again")
@@ -49,10 +49,10 @@ class ShownTexts:
         if name not in self.index.names:
             raise InputError(f"{name!r}: no such text: it may have been renamed or removed: ask again")
         document = self._texts.document(name)
-        found = text_checksum(document.text)
-        if version not in (None, found):
+        current = text_checksum(document.text)
+        if version not in (None, current):
             raise Changed(name)
-        return document, found
+        return document, current
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """An answer, quoted if it is a place of a text. Raises Changed: the place says something else now."""
@@ -66,7 +66,7 @@ class ShownTexts:
         first, last = _around(document.text, answer.start, answer.end)
         return shown | {"passage": document.text[first:last], "passage_start": first, "version": version}
 
-    def found(self, question: str) -> list[dict[str, Any]]:
+    def search(self, question: str) -> list[dict[str, Any]]:
         """The best passages for a question, without a model, best first; those that touch as one."""
         self.look()
         self.index.pieces(question, FOUND)  # which indexes texts that have changed since
@@ -76,12 +76,12 @@ class ShownTexts:
             holds = (p.name == piece.name and piece.begin <= p.begin < piece.end for p in best)
             return list(holds).index(True)
 
-        found = []
+        passages = []
         for name, begin, end in sorted(joined(best), key=rank):
             document, version = self.document(name)
             shown = {"text": name, "start": begin, "end": end, "version": version, "page": document.page(begin)}
-            found.append(shown | {"heading": document.heading(begin), "passage": document.text[begin:end]})
-        return found
+            passages.append(shown | {"heading": document.heading(begin), "passage": document.text[begin:end]})
+        return passages
 
     def holds(self, reply: dict[str, Any]) -> bool:
         """Whether the texts that a reply and its others quote are what they were."""

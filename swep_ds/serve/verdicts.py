@@ -17,8 +17,8 @@ from swep_ds.common.files import check_output, write_atomically
 from swep_ds.data.answers import is_blank
 
 log = logging.getLogger(__name__)
-KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # of every row
-BEGIN = b'{"id": "'  # of every line
+KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # every row has these
+BEGIN = b'{"id": "'  # every line has these
 
 
 def row_of(question: str, title: str, context: str, span: tuple[int, int] | None, said: dict | None) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Verdicts:
         has one. Raises InputError: it cannot be written; nothing of it is."""
         with self._change, as_input_error(f"{self.path}: the verdict is not saved", "make room there"):
             id_ = row.get("asked") or secrets.token_hex(8)
-            if id_ in self.rows:  # of another person
+            if id_ in self.rows:  # another person's
                 id_ = f"{id_} {secrets.token_hex(8)}"
             row = {"id": id_, **row}
             self._append(_line(row))

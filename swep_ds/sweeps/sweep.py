@@ -222,12 +222,12 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     _check_set_once({"variants": sweep.variants, **sweep.across, "--set": {"": given}}, path)
     cells = []
     points = list(itertools.product(*(of_axis.items() for of_axis in sweep.across.values())))
-    for seed, point, (variant, own) in itertools.product(sweep.seeds, points, sweep.variants.items()):
+    for seed, point, (variant, changes) in itertools.product(sweep.seeds, points, sweep.variants.items()):
         labels = dict(zip(sweep.across, (label for label, _ in point), strict=True))
         of_point: Settings = {}
         for _, of_label in point:
             of_point = _merge(of_point, of_label)
-        settings = {"tracking.group": path.stem} | _merge(_merge(sweep.set, of_point), own)
+        settings = {"tracking.group": path.stem} | _merge(_merge(sweep.set, of_point), changes)
         # as `--set` takes them: JSON is YAML
         options = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
         options += [*overrides, f"seed={seed}"]

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # part of every document's state: raise it when their texts change
 SETTLED = 2 * 10**9  # ns after which a file's times have changed if its content has; some file systems keep 2 s
 _TOLD: set[str] = set()  # why files are left out, as far as this process has said it
-_DIED: dict[tuple[Path, str], str] = {}  # of documents that ended their reader: others may find the machine less busy
+_DIED: dict[tuple[Path, str], str] = {}  # for documents that ended their reader: others may find the machine less busy
 
 
 class FolderTexts:

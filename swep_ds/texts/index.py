@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # part of every index's name: raise it when what is indexed changes
 STALE = 0.1  # largest share of passages that are in the index and no longer in a text
 MEMORY = 64 * 2**20  # bytes that tantivy gathers before it writes them
-DECIMALS = 3  # of scores that are compared: those that follow depend on the order in which parts are added
+DECIMALS = 3  # digits of scores that are compared: those that follow depend on the order in which parts are added
 PLACE = ("text", "begin", "end")  # the number of a passage's text, of which it is characters [begin, end)
 # by field its factor: the words of a passage, their grams, and both of the text's name
 FIELDS = {"words": WORD_WEIGHT, "grams": GRAM_WEIGHT, "title": TITLE_WEIGHT}

@@ -50,7 +50,7 @@ class Searched:
 
     def __init__(self, text: str):
         self.text = text
-        self.begins: list[int] = []  # of each passage, in their order
+        self.begins: list[int] = []  # one per passage, in their order
         self.ends: list[int] = []
         self._passages_of = defaultdict(lambda: array("i"))  # by term the numbers of the passages that have it
         for number, (begin, end, of_passage, pieces) in enumerate(cut(text)):

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from swep_ds.texts.words import MARKED_OR_UNSPACED, WORD, fold, grams
 
-WORDS = 100  # of a passage
+WORDS = 100  # in a passage
 STEP = 50  # words from one passage's first word to the next one's
 _IN_NO_WORD = re.compile(r"[^\0-\x7f\w]")  # other than ASCII
 _BLANKS = bytes(code if code > 127 or chr(code).isalnum() else ord(" ") for code in range(256))  # by byte of UTF-8
 
 
 class Passage(NamedTuple):
-    name: str  # of its text, of which it is characters [begin, end)
+    name: str  # its text's, of which it is characters [begin, end)
     begin: int
     end: int
 

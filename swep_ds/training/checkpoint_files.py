@@ -31,7 +31,7 @@ class TrainState:
     windows: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    compute_seconds: float = 0.0  # of all ranks: CPU seconds of their threads, or seconds of their GPUs
+    compute_seconds: float = 0.0  # summed over ranks: CPU seconds of their threads, or seconds of their GPUs
     method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 
@@ -40,10 +40,10 @@ class Manifest(BaseModel):
 
     done: TrainState
     setup: dict[str, Any]
-    stage: int  # of ZeRO
+    stage: int  # ZeRO's
     batch: dict[str, int]
     scores: dict[int, Score]  # by update
-    files: list[dict[str, str]]  # of each rank that wrote: checksums by name
+    files: list[dict[str, str]]  # for each rank that wrote: checksums by name
 
     def check_fits(self, tag: Path, setup: dict[str, Any]) -> None:
         """Raises InputError: a run with this `setup` cannot resume from the checkpoint, whose folder is `tag`."""

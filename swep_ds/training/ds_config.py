@@ -21,7 +21,7 @@ from swep_ds.common.settings import flatten, put, suggest
 from swep_ds.data.loss_scale import LossScale
 from swep_ds.training.settings import BY_RECIPE, QUIET, REPORTS, SPREAD, TrainSection
 
-OLDEST, TOO_NEW = "0.19.8", "0.20"  # of DeepSpeed; zero/names.yaml has what this package uses inside of it
+OLDEST, TOO_NEW = "0.19.8", "0.20"  # DeepSpeed's; zero/names.yaml has what this package uses inside of it
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"

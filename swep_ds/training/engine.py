@@ -56,7 +56,7 @@ class Engine:
         if self.steps_once:
             engine.set_gradient_accumulation_boundary(True)
         self._precision = train.precision
-        self._loss_scale = torch.ones((), device=ranks.device())  # of fp16; here a CUDA graph reads it anew
+        self._loss_scale = torch.ones((), device=ranks.device())  # fp16's; here a CUDA graph reads it anew
         self._products = nullcontext
         if train.precision == "tf32":
             self._products = tf32_products

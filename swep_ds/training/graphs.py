@@ -37,7 +37,7 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 @dataclass
 class Graph:
     batch: Batch  # what the replay reads
-    names: list[str]  # of the statistics
+    names: list[str]  # the statistics'
     statistics: Tensor  # [names] float64, what the replay writes
     replay: Callable[[], None]
 

@@ -25,7 +25,7 @@ from swep_ds.training.engine import Engine
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
-# of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
+# each rank's, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
 # for data, seconds of the logged update's forward passes (of all passes where CUDA graphs run them), peak memory so far
 NUMBERS = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
 
@@ -151,7 +151,7 @@ class Instruments:
         mine = torch.cat([sums, sums.new_tensor([*self.watch.read(), cost, is_finite])])
         gathered = mine.new_empty(ranks.world_size() * len(mine))
         dist.all_gather_into_tensor(gathered, mine)
-        columns = gathered.view(-1, len(mine)).T.tolist()  # of each number its values by rank
+        columns = gathered.view(-1, len(mine)).T.tolist()  # each number's values by rank
         by_name = dict(zip([*names, *NUMBERS, "cost", "finite"], columns, strict=True))
         means = {name: sum(by_name[name]) / ranks.world_size() / self._sums[name][1] for name in names}
         for name in means.keys() & {"sigma_spread", "mu_spread"}:

@@ -21,7 +21,7 @@ from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
 Table = tuple[list[str], list[list[Any]]]  # columns, rows
-# of metrics.jsonl, what the progress bar shows
+# metrics.jsonl's fields that the progress bar shows
 SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
 SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate")
 SHOWN += ("samples_per_second", "tokens_per_second")

@@ -20,7 +20,7 @@ def written(text: str) -> list[int]:
 
 
 def decode(*windows: tuple, tokenizer=TOKENIZER) -> GeneratedAnswers:
-    """Of windows (example, token ids, their mean log probability, that of the empty answer)."""
+    """From windows (example, token ids, their mean log probability, that of the empty answer)."""
     decoder = GeneratedAnswers(ASKED, tokenizer)
     for example, ids, *log_probabilities in windows:
         scores = [torch.tensor([value]) for value in log_probabilities]

@@ -51,7 +51,7 @@ def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed():
 
 
 def test_the_page_says_what_a_dose_does_to_sigma_and_mu():
-    """Of a window of 170 tokens, by torch.distributions; near the prior the spreads tell the KL."""
+    """For a window of 170 tokens, by torch.distributions; near the prior the spreads tell the KL."""
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").replace("−", "-")
     rows = re.findall(r"^\| ([\d,]+) \| (.*%) \|$", page, re.MULTILINE)
     assert [row[0] for row in rows] == ["20", "200", "2,000", "20,000"]

@@ -124,7 +124,7 @@ def on_rank(monkeypatch, rank: int, others: list[RunExit | None]) -> None:
 
 
 def test_file_reason_rank_and_host_in_one_line(monkeypatch):
-    """Of a fault in a file of weights; a full disk: tests/training/test_checkpoints.py."""
+    """A fault in a file of weights; a full disk: tests/training/test_checkpoints.py."""
     on_rank(monkeypatch, 3, [None, None, None])
     with pytest.raises(WriteFailed) as caught:
         write_on_all_ranks(Mock(side_effect=SafetensorError("Error: I/O error:\nfull")), Path("run"))

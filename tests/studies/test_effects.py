@@ -21,7 +21,7 @@ def printed(folder) -> str:
 
 
 def test_effects_and_points_above_the_published_line(tmp_path):
-    """Of six runs of 40 updates an arm, logged every 2 updates and compared every 4."""
+    """From six runs of 40 updates an arm, logged every 2 updates and compared every 4."""
     rng, numbers = np.random.default_rng(0), {}
     nlls = [f"{answer}_nll_{noise}" for answer in ("gold", "guess") for noise in ("learned", "shuffled", "prior")]
     for arm in (*effects.ARMS, *effects.OTHERS):

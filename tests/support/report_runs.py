@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 
 def contrast(first: str, other: str) -> float:
-    """Of two colours, by WCAG 2."""
+    """The contrast of two colours, by WCAG 2."""
     luminances = []
     for colour in (first, other):
         channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))

@@ -113,7 +113,7 @@ def test_scores_are_log_odds_and_the_best_of_all_texts_wins(model, short):  # no
 
 
 def check_replies(folder: str, expected: list[tuple]) -> None:
-    """Of the model in `folder`. `expected` are all spans, best first: score, name, start, end."""
+    """The model is in `folder`. `expected` are all spans, best first: score, name, start, end."""
     total = sum(math.exp(score) for score, *_ in expected)
     apart = []
     for span in expected:

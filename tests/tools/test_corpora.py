@@ -23,7 +23,7 @@ def test_the_shipped_corpora_are_what_the_tool_writes(tmp_path):
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_no_passage_answers_its_unanswerable_question(domain):
-    """Of all questions that the templates ask about the things of a passage, it is none whose answer is stated."""
+    """An unanswerable question is none whose answer the passage states."""
 
     def fill(template, record):
         return re.sub(r"\{(\w+?)2?\}", lambda slot: record["name" if slot[1] == "short" else slot[1]], template)

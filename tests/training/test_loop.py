@@ -212,7 +212,7 @@ def test_a_watch_counts_earlier_starts_and_means_over_updates(monkeypatch):
 
 @pytest.fixture
 def instruments(monkeypatch):
-    """Of rank 0 of four; the other ranks' numbers differ from its own by `others`."""
+    """Rank 0 of four; the other ranks' numbers differ from its own by `others`."""
     monkeypatch.setattr("swep_ds.ranks.group._hosts", ["a", "a", "b", "b"])
     monkeypatch.setattr(ranks, "world_size", lambda: 4)
     monkeypatch.setattr(ranks, "rank", lambda: 0)

@@ -101,7 +101,7 @@ class Kind:
 
     @property
     def templates(self) -> list[tuple[str, str]]:
-        """Of all questions, each with the field that it asks for."""
+        """All questions, each with the field that it asks for."""
         return [(asked, template) for asked, templates in self.questions.items() for template in templates]
 
 
