@@ -23,7 +23,7 @@ def make_engine(ds_config: str, vocabulary: int, accumulation: int = 1) -> Engin
     qa = ExtractiveQA(BertForQuestionAnswering(BertConfig(vocab_size=vocabulary, **SIZES)))
     objective = Objective(qa, build(SwepSettings(), qa.hidden_size, qa.embedding_size), seed=0)
     train = TrainSection(micro_batch_size=8, gradient_accumulation_steps=accumulation)
-    setup = {"world_size": dist.get_world_size(), "micro_steps": 2, "hidden_size": HIDDEN, "on_cpu": True}
+    setup = {"world_size": dist.get_world_size(), "backwards": 2, "hidden_size": HIDDEN, "on_cpu": True}
     engine = build_engine(objective, complete_ds_config(ds_config, train, **setup), train, 10)
     engine.train()
     return engine

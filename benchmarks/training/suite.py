@@ -20,7 +20,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.models.backends import HALVES
 from swep_ds.pipeline.build import training_batches
-from swep_ds.pipeline.checks import check
+from swep_ds.pipeline.checks import read_and_check
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -57,7 +57,7 @@ def side_by_side(ways: dict[str, Way], *, updates: int, warmup: int, peak_flops:
     with ranks.process_group():
         _check(ways)
         first = next(iter(ways.values()))
-        job = prepare(check(first.recipe, first.ds_config))
+        job = prepare(read_and_check(first.recipe, first.ds_config))
         largest = bench.largest_batch(job.batches)
         common = bench.sample(job.batches, warmup, updates)
         candidates = []
@@ -110,7 +110,7 @@ def _check_engine(way: Way, beside: bool) -> None:
 
 
 def _build(way: Way) -> Update:
-    job = prepare(check(way.recipe, way.ds_config))
+    job = prepare(read_and_check(way.recipe, way.ds_config))
     train = way.recipe.train
     if way.loop == PUBLISHED:
         return plain_update(Published(job.objective.qa), train)
@@ -140,7 +140,7 @@ def profiles(ways: dict[str, Way], *, updates: int, warmup: int) -> Figures:
     with ranks.process_group():
         _check(ways)
         first = next(iter(ways.values()))
-        batches = bench.sample(prepare(check(first.recipe, first.ds_config)).batches, 0, updates)
+        batches = bench.sample(prepare(read_and_check(first.recipe, first.ds_config)).batches, 0, updates)
         for name, way in ways.items():
             update = _build(way)
             engine = engine_of(update)
@@ -182,10 +182,10 @@ def operations(ways: dict[str, Way]) -> Figures:
                 if stage == 0 and train.precision in HALVES:
                     continue  # refused there
                 if stage == launches.PLAIN:
-                    job = prepare(check(way.recipe, "zero1"))
+                    job = prepare(read_and_check(way.recipe, "zero1"))
                     counts = launches.count_plain_launches(job.objective, bench.largest_batch(job.batches), train)
                 else:
-                    job = prepare(check(way.recipe, f"zero{stage}"))
+                    job = prepare(read_and_check(way.recipe, f"zero{stage}"))
                     engine = build_engine(job.objective, job.config, train, job.batches.updates)
                     counts = launches.count_launches(engine, bench.largest_batch(job.batches))
                     engine.destroy()

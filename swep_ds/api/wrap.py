@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.data.loss_scale import LossScale
+from swep_ds.data.normalisation import LossNormalisation
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
 from swep_ds.methods.base import Method, MicroStep, without_dropout
@@ -125,7 +125,7 @@ class Robust(nn.Module):
             raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         shares = self._shares
         if shares is None:  # equal ones, which add up to 1 over the batch
-            shares = LossScale().weight(_counts(batch).clamp(min=1))
+            shares = LossNormalisation().weight(_counts(batch).clamp(min=1))
         batch = batch._replace(weight=batch.weight * shares[0], token_weight=batch.weight * shares[1])
         progress = self.update / (self.updates or math.inf)
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
@@ -187,7 +187,7 @@ class Robust(nn.Module):
         if dist.is_initialized():
             dist.all_reduce(counts)
             ranks = dist.get_world_size()
-        self._shares = LossScale(ranks, len(micro_batches)).weight(counts.clamp(min=1))
+        self._shares = LossNormalisation(ranks, len(micro_batches)).weight(counts.clamp(min=1))
         self._calls = self._calls_left = len(micro_batches)
 
     def get_extra_state(self) -> Tensor:

@@ -28,7 +28,7 @@ from swep_ds.methods import build as build_method
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import load_config
-from swep_ds.pipeline import build
+from swep_ds.pipeline.build import build_objective, load_model, run_tokenizer, training_batches, training_features
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
 from swep_ds.pipeline.recipe import Recipe
@@ -113,7 +113,7 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     load_config(source)  # all that a plan cannot do without
     tokenizer = None
     try:
-        tokenizer = build.run_tokenizer(recipe)
+        tokenizer = run_tokenizer(recipe)
     except InputError as error:
         data = f"updates and tokens: not known, because {error}"
     objective = _objective(recipe, tokenizer)
@@ -154,7 +154,7 @@ def _states(
 ) -> tuple[dict[str, States], list[InputError]]:
     """Model states by ds_config, and what is wrong with the others. Raises InputError: none can be planned for."""
     train = recipe.train
-    setup = {"world_size": devices.count, "micro_steps": len(objective.parts(train.execution))}
+    setup = {"world_size": devices.count, "backwards": len(objective.parts(train.execution))}
     setup |= {"hidden_size": objective.qa.hidden_size, "on_cpu": not devices.on_gpu}
     states = {}
     refused = []
@@ -193,7 +193,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
         changes["model"] = {"attention": "auto"}
     changed = Recipe.make(recipe, **changes)
-    qa = build.load_model(changed, tokenizer, recipe.model.name, weights=False)
+    qa = load_model(changed, tokenizer, recipe.model.name, weights=False)
     if recipe.task == "generative":
         # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
         # as published T5 v1.1, Flan-T5 and mT5 have them
@@ -202,7 +202,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))
     with torch.device("meta"):
-        return build.objective(recipe, qa)
+        return build_objective(recipe, qa)
 
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int, int]:
@@ -228,8 +228,8 @@ def _batches(
     """(number of training questions, rank 0's `TrainingBatches`). The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
     training, _ = load_examples(recipe.model_copy(update={"data": data}), [])
-    features = build.training_features(recipe, tokenizer, training)
-    return len(training), build.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
+    features = training_features(recipe, tokenizer, training)
+    return len(training), training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
 
 
 def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
@@ -248,7 +248,7 @@ def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
         for stage in recipe.stages:
             key = f"{stage.model.name} {stage.data.model_dump_json()} {stage.train.model_dump_json()}"
             if key not in counted:
-                counted[key] = _batches(stage, build.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
+                counted[key] = _batches(stage, run_tokenizer(stage), ranks, on_gpu=True)[1].updates
             updates += counted[key]
         passes = sum(pass_.forwards for pass_ in build_method(recipe.method, 4, 4).passes(0.0)) / 3
         done = sum(cell.results() is not None for cell in of_row)

@@ -16,14 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.loss_scale import LossScale
+from swep_ds.data.normalisation import LossNormalisation
 
 IGNORED = -100  # in target_ids, as in transformers' labels
 MEGA_BATCH = 50  # updates whose windows are sorted by length together
 
 
 class Batch(NamedTuple):
-    """One rank's windows in one micro-step. N windows of at most T tokens, padded on the right.
+    """One rank's windows in one micro-batch. N windows of at most T tokens, padded on the right.
 
     Training only: start_position and end_position or target_ids, sample_id, weight, token_weight; else None.
     """
@@ -80,7 +80,7 @@ def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
 
 @dataclass(eq=False)
 class TrainingBatches:
-    """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
+    """Item k is this rank's micro-batch k; update u has the micro-batches from u * accumulation on.
 
     Windows of similar length share an update: random batches of 8 waste a third of their positions on SQuAD-like text.
     With `max_tokens` an update takes as many windows as fit. Training ends after max_updates at the latest.
@@ -148,7 +148,7 @@ class TrainingBatches:
         return self.updates * self.accumulation
 
     def windows(self, update: int) -> np.ndarray:
-        """Rows of all windows of an update, of all ranks and micro-steps."""
+        """Rows of all windows of an update, of all ranks and micro-batches."""
         return self._rows[update]
 
     def width(self, update: int) -> int:
@@ -223,14 +223,14 @@ class TrainingBatches:
                 end = cuts[-1] + self.global_batch * (self.max_tokens // widest)
         return cuts[1:]
 
-    def __getitem__(self, micro_step: int) -> Batch:
-        update, micro = divmod(micro_step, self.accumulation)
+    def __getitem__(self, number: int) -> Batch:
+        update, micro = divmod(number, self.accumulation)
         rows = self.windows(update)
         if self.max_tokens:
             mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:
             mine = rows[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
-        scale = LossScale(self.world_size, self.accumulation)
+        scale = LossNormalisation(self.world_size, self.accumulation)
         weight = scale.weight(len(rows))
         token_weight = scale.weight(int(self.lengths[rows].sum()))
         if len(mine) == 0:  # other ranks would wait for this one

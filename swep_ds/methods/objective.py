@@ -62,8 +62,11 @@ class Objective(nn.Module):
         return self.loss(batch, step)
 
     def loss(self, batch: Batch, step: MicroStep) -> tuple[Tensor, PassState, Statistics]:
-        """Runs the passes of a micro-step: the loss (0-dim), what the next micro-step needs, and statistics by name as
-        detached scalars, weighted like the loss: their mean over micro-batches and ranks is that of the global batch.
+        """Runs the passes of a micro-step.
+
+        Returns:
+            The loss (0-dim); what the next micro-step needs; and statistics by name, as detached scalars. These are
+            weighted like the loss, so that their mean over micro-batches and ranks is that of the global batch.
         """
         passes = self.passes(step)
         is_noisy = any(key for _, key in passes)
@@ -76,26 +79,26 @@ class Objective(nn.Module):
             if pass_.repeats_dropout:
                 carried = repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
-                noise = Perturbed(self.qa.embed(batch))
+                read = Perturbed(self.qa.embed(batch))
                 if key:
-                    inputs = Inputs(noise.embeddings, batch, *key, carried, partial(self._without_dropout, batch))
-                    noise = pass_.perturb(inputs)
-                    statistics |= self._measure(noise, inputs, step)  # while no activations are held
-                elif not is_noisy:
-                    loss = with_networks(loss, self.method, noise.embeddings, self.qa.hidden_size)
-                output = self.qa(noise.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
+                    inputs = Inputs(read.embeddings, batch, *key, carried, partial(self._without_dropout, batch))
+                    read = pass_.perturb(inputs)
+                    statistics |= self._measure(read, inputs, step)  # while no activations are held
+                elif not is_noisy:  # ZeRO-3 needs a gradient of every parameter of the method
+                    loss = with_networks(loss, self.method, read.embeddings, self.qa.hidden_size)
+                output = self.qa(read.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
             if pass_.trains:
-                loss, measured = self._loss_of(pass_, output, previous, noise, batch, loss)
+                loss, measured = self._add_terms(loss, pass_, output, previous, read, batch)
                 statistics |= measured
-                if noise.delta is not None:
-                    carried = replace(carried, delta=noise.delta)
+                if read.delta is not None:
+                    carried = replace(carried, delta=read.delta)
             previous = output
         return loss, carried, statistics
 
-    def _loss_of(
-        self, pass_: Pass, output: QAOutput, previous: QAOutput | None, noise: Perturbed, batch: Batch, loss: Tensor
+    def _add_terms(
+        self, loss: Tensor, pass_: Pass, output: QAOutput, previous: QAOutput | None, noise: Perturbed, batch: Batch
     ) -> tuple[Tensor, Statistics]:
         """The loss with the terms that a pass adds to it, and their statistics. `previous` is the output of the pass
         that it may be compared with."""

@@ -67,7 +67,7 @@ def load_model(
     return qa
 
 
-def objective(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> Objective:
+def build_objective(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> Objective:
     """The model with the recipe's method. Raises InputError: as `methods.build`."""
     method = build_method(recipe.method, qa.hidden_size, qa.embedding_size)
     return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
@@ -79,7 +79,7 @@ def window_settings(recipe: Recipe) -> WindowSettings:
 
 
 def training_features(recipe: Recipe, tokenizer, examples: list[Example], console: Console | None = None) -> Features:
-    """The windows; of a mix those of each source, which other mixes share in the cache."""
+    """Cuts the windows. A mix is cut by source, so that other mixes can reuse the cache of each source."""
     cut = partial(
         build_features,
         tokenizer=tokenizer,
@@ -134,7 +134,7 @@ def training_batches(
     )
 
 
-def evaluation(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, training: list[Example]) -> Evaluation:
+def build_evaluation(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, training: list[Example]) -> Evaluation:
     """How answers are decoded. It declines questions if `training` has questions without an answer. It answers in whole
     words if the answers of `training` are whole words, unless the recipe says otherwise."""
     whole_words = recipe.eval.whole_words

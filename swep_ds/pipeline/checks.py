@@ -16,7 +16,7 @@ from swep_ds.kernels.op import implementation
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import check_knows
-from swep_ds.pipeline import build
+from swep_ds.pipeline.build import build_objective, load_model, run_tokenizer
 from swep_ds.pipeline.examples import by_source, load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -29,7 +29,7 @@ FIRST_STAGE = "first stage (pretrain)"  # in messages: its recipe is not the one
 
 
 @dataclass(frozen=True)
-class Checked:
+class RunInputs:
     """A recipe with what its checks have read and resolved, on this rank."""
 
     recipe: Recipe
@@ -41,12 +41,12 @@ class Checked:
     remarks: list[dict[str, str]]  # those of `load_examples`
 
 
-def check(recipe: Recipe, ds_config: str) -> Checked:
+def read_and_check(recipe: Recipe, ds_config: str) -> RunInputs:
     """Reads what a training needs but for the weights, the cheapest first: a missing file ends the run before gigabytes
     are read. Collective. Raises InputError: on all ranks, where anything does not fit."""
     remarks: list[dict[str, str]] = []
 
-    def read() -> Checked:
+    def read() -> RunInputs:
         read_ds_config(ds_config)
         ranks.set_deterministic(recipe.train.deterministic)
         resolve_model(recipe.model.name)
@@ -61,19 +61,19 @@ def check(recipe: Recipe, ds_config: str) -> Checked:
         if name := recipe.validation_set:
             with at("eval.select_on" if recipe.eval.select_on else "data.holdout_fraction"):
                 validation[name], tests[name] = halves(tests[name])
-        return Checked(recipe, tokenizer, config, training, tests, validation, remarks)
+        return RunInputs(recipe, tokenizer, config, training, tests, validation, remarks)
 
     if recipe.data.texts is None:
         return ranks.on_all_ranks(read)
-    return ranks.local_rank_zero_first(read)  # which keeps documents
+    return ranks.local_rank_zero_first(read)  # local rank 0 fills the cache of documents first
 
 
 def check_model(recipe: Recipe) -> tuple[PreTrainedTokenizerFast, Objective]:
     """The tokenizer and, without weights, the objective of a model that fits the recipe as far as its config tells.
     Raises InputError: as `run_tokenizer`, `load_model` and `objective` of build.py."""
-    tokenizer = build.run_tokenizer(recipe)
-    qa = build.load_model(recipe, tokenizer, recipe.model.name, weights=False)
-    return tokenizer, build.objective(recipe, qa)
+    tokenizer = run_tokenizer(recipe)
+    qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
+    return tokenizer, build_objective(recipe, qa)
 
 
 def resolve_ds_config(source: str, recipe: Recipe, objective: Objective) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def resolve_ds_config(source: str, recipe: Recipe, objective: Objective) -> dict
         train,
         world_size=ranks.world_size(),
         on_cpu=ranks.device().type == "cpu",
-        micro_steps=len(objective.parts(train.execution)),
+        backwards=len(objective.parts(train.execution)),
         hidden_size=objective.qa.hidden_size,
     )
     if train.precision == "tf32" and not accelerator.has_tf32():

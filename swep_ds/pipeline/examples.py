@@ -51,7 +51,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
     if not any(example.answers for example in training):
-        raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
+        raise InputError(f"{recipe.training_field} {data.trained_on()}: no question has an answer: give some with one")
     if remarks is not None:
         warn_of_known(recipe, training, tests)
     if data.augmented:
@@ -164,7 +164,7 @@ def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, l
         count = sum((example.question, example.context) in known for example in examples)
         if count:
             warn_once(
-                f"test set {name}: {count} of its {len(examples)} questions are in {recipe.training_source}, with the "
+                f"test set {name}: {count} of its {len(examples)} questions are in {recipe.training_field}, with the "
                 "same contexts: its scores say little about new text"
             )
         elif recipe.data.eval.get(name) in recipe.data.shares and name != recipe.test_sets[0]:

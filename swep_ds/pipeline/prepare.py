@@ -16,9 +16,16 @@ from swep_ds.evaluation.evaluate import EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.methods.objective import Objective
 from swep_ds.models.hub import pad_to_one_length
-from swep_ds.pipeline import build
 from swep_ds.pipeline.asked import numbers, read_asked
-from swep_ds.pipeline.checks import Checked
+from swep_ds.pipeline.build import (
+    build_evaluation,
+    build_objective,
+    load_model,
+    training_batches,
+    training_features,
+    unreachable_training,
+)
+from swep_ds.pipeline.checks import RunInputs
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import HOLDOUT
 from swep_ds.ranks import accelerator
@@ -41,22 +48,23 @@ class Prepared:
     evaluation: Evaluation
     inputs: dict[str, str]  # `input_checksums`
     remarks: list[dict[str, str]]  # those of `load_examples`
-    asked: dict[str, np.ndarray]  # as of `write_asked`: what it and the model that it starts from were trained on
+    asked: dict[str, np.ndarray]  # for `write_asked`: numbers of the questions of this training and of its start's
 
 
-def prepare(checked: Checked, start: str | None = None) -> Prepared:
+def prepare(checked: RunInputs, start: str | None = None) -> Prepared:
     """Loads the model and cuts the windows. The weights come from `start`, or else from `model.name`. Collective."""
     recipe = checked.recipe
     tokenizer = checked.tokenizer
     training = checked.training
     source = start or recipe.model.name
+    evaluation = build_evaluation(recipe, tokenizer, training)
 
     def load() -> Objective:
-        qa = build.load_model(recipe, tokenizer, source, mapped=zero_stage(checked.config) == 3)
-        return build.objective(recipe, qa)
+        qa = load_model(recipe, tokenizer, source, mapped=zero_stage(checked.config) == 3)
+        return build_objective(recipe, qa)
 
     def tokenise() -> tuple[Features, list[EvalSet], list[EvalSet]]:
-        features = build.training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
+        features = training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
         scorer_of = recipe.eval.scorer_of
         return features, evaluation.prepare(checked.tests, scorer_of), evaluation.prepare(checked.validation, scorer_of)
 
@@ -69,21 +77,20 @@ def prepare(checked: Checked, start: str | None = None) -> Prepared:
         objective = ranks.on_all_ranks(load)
     if ranks.from_rank0(lambda: objective.qa.model.pads):  # the rank that has tried a mapped model
         pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length)
-    evaluation = build.evaluation(recipe, tokenizer, training)
     ranks.progress("windows of all questions")
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
     on_gpu = accelerator.on_gpu()
-    batches = build.training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), on_gpu)
+    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), on_gpu)
     scorer = next((test.scorer for test in test_sets), Scorer())
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
         config=checked.config,
         features=features,
-        unreachable=build.unreachable_training(recipe, features, training, scorer),
+        unreachable=unreachable_training(recipe, features, training, scorer),
         batches=batches,
         tests=test_sets,
         validation=next(iter(validation_sets), None),

@@ -87,8 +87,9 @@ class DataSection(Section):
     unanswerable: Literal["error", "drop", "train"] = "error"
     # Training questions whose answer has no offset and occurs several times in its context: first = its first place
     repeated_answers: Literal["error", "first", "drop"] = "error"
-    # Training questions whose first answer is not at its offset, or nowhere in its context. find: the text there if it
-    # differs in case or white space only, its text close by, another answer that is at its own, or the only place
+    # Training questions whose first answer is not at its offset, or nowhere in its context. find tries, in order: the
+    # text at the offset, but for case and white space; another answer that is at its own offset; the only occurrence
+    # in the context; the only one close to the offset
     misplaced_answers: Literal["error", "find", "drop"] = "error"
     texts: str | None = None  # folder of documents, for pairs with the name of a `document` in place of a context
     # The names of columns or fields in the files, as in {question: Frage, context: Text}; {id: null} = the place of a
@@ -132,11 +133,11 @@ class DataSection(Section):
 
     @property
     def choices(self) -> Choices:
-        """How the questions of all sources are read."""
+        """How the questions of all sources are read. Raises InputError: `texts` is no folder."""
         columns = tuple(self.columns.items())
         locate = None
         if self.texts is not None:
-            from swep_ds.texts.folder import FolderTexts  # which import transformers
+            from swep_ds.texts.folder import FolderTexts  # these modules import transformers
             from swep_ds.texts.pairs import PairLocator
 
             locate = PairLocator(FolderTexts(user_path(self.texts), f"data.texts {self.texts}"))
@@ -243,7 +244,7 @@ class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
     kinds: ClassVar = {"method": METHODS}
-    training_source: ClassVar = "data.train"  # the field in which the user named the training data
+    training_field: ClassVar = "data.train"  # the field in which the user named the training data
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
     seed: int = Field(0, ge=0, lt=2**63)  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
@@ -296,7 +297,7 @@ class Recipe(Section):
         if self.model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"):
             yield "model.attention: flash_attention_2 needs half precision: set train.precision to bf16"
         if self.task == "generative" and train.compile:
-            yield "train.compile: is for extractive models: set it to false"
+            yield "train.compile: works only with extractive models: set it to false"
         if self.task == "generative" and self.data.max_target_length > longest:
             yield (
                 f"data.max_target_length: the model would learn answers of {self.data.max_target_length} tokens, and "
@@ -413,7 +414,7 @@ class Recipe(Section):
 
     def as_named(self, field: str) -> str:
         """The field as the user named it: a first stage has another name for its training data."""
-        return {"data.train": self.training_source}.get(field, field)
+        return {"data.train": self.training_field}.get(field, field)
 
     @property
     def test_sets(self) -> list[str]:
@@ -442,7 +443,7 @@ class Recipe(Section):
 class FirstStage(Recipe):
     """The run that a recipe's `pretrain` asks for."""
 
-    training_source: ClassVar = "pretrain.train"
+    training_field: ClassVar = "pretrain.train"
 
 
 def _home(flat: dict[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, at, reason
 from swep_ds.common.files import PACKAGE, content_checksum, shipped
 from swep_ds.evaluation.results import versions
-from swep_ds.pipeline.checks import FIRST_STAGE, check
+from swep_ds.pipeline.checks import FIRST_STAGE, read_and_check
 from swep_ds.pipeline.examples import warn_of_known
 from swep_ds.pipeline.folder import PRETRAIN, GlobalBatch, RunFolder
 from swep_ds.pipeline.inputs import check_unchanged
@@ -54,7 +54,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
                 )
             if recipe.pretrain:
                 start = str(_pretrain(recipe, split, ds_config, folder, resume, say))
-        tracker = Stage(recipe, prepare(check(split, ds_config), start), folder, say).run(tags)
+        tracker = Stage(recipe, prepare(read_and_check(split, ds_config), start), folder, say).run(tags)
         if report:
             _report(report, folder, tracker, say)
         else:
@@ -75,12 +75,12 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> 
     with RunFolder(output_dir) as folder:
         tags, split = _take(folder, recipe, resume)
         check_shared(output_dir)
-        check_setup(recipe, prepare(check(split, ds_config)), tags)
+        check_setup(recipe, prepare(read_and_check(split, ds_config)), tags)
         if recipe.pretrain:
             with RunFolder(folder.path / PRETRAIN) as first_folder, at(FIRST_STAGE):
                 first = recipe.first_stage()
                 tags, split = _take(first_folder, first, "auto")
-                check_setup(first, prepare(check(split, ds_config)), tags)
+                check_setup(first, prepare(read_and_check(split, ds_config)), tags)
     say(f"preflight: {ranks.world_size()} rank(s) can start, and see the same")
 
 
@@ -104,12 +104,12 @@ def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, 
             with at(FIRST_STAGE):
                 ranks.from_rank0(lambda: check_unchanged(first, first_folder.path))
         else:
-            second = prepare(check(split, ds_config))  # an error of the second stage must not show hours later
+            second = prepare(read_and_check(split, ds_config))  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
             tests = {test.name: test.examples for test in second.tests}
             del second
             with at(FIRST_STAGE):
-                checked = check(first_split, ds_config)
+                checked = read_and_check(first_split, ds_config)
                 warn_of_known(first, checked.training, tests)
                 prepared = prepare(checked)
                 del checked

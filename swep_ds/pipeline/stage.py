@@ -180,8 +180,8 @@ class Stage:
         write_on_rank0(begin, folder.path)
 
     def _tracker(self, before: TrainState, outcomes: int) -> AbstractContextManager[Tracker]:
-        """The tracker, which also gets how many updates take as long as the tests of the outcomes. An answer that is
-        written counts as a forward."""
+        """The tracker. It also gets the time of testing all outcomes, in updates: generating an answer counts as one
+        forward."""
         prepared = self.prepared
         recipe = self.recipe
         path = self.folder.path
@@ -227,7 +227,7 @@ class Stage:
             self.say(f"{outcome.label}, in {folder.path}:")
         lean_heap(engine.stage == 3)
         with outcome.weights():
-            evaluation, validated = self._fitted(engine)
+            evaluation, validated = self._fit_declining_and_calibration(engine)
             scores = evaluation.run(engine, self.prepared.tests, folder.path, self.say)
             rules = {test.name: test.rules for test in self.prepared.tests}
             tested = Evaluated(scores, rules, evaluation.null_threshold, evaluation.calibrator, validated)
@@ -242,26 +242,26 @@ class Stage:
         write_on_rank0(lambda: self._write_results(outcome, trained, tested), folder.results)
         return tested
 
-    def _fitted(self, engine: Engine) -> tuple[Evaluation, Score | None]:
+    def _fit_declining_and_calibration(self, engine: Engine) -> tuple[Evaluation, Score | None]:
         """The evaluation with threshold and calibrator from the validation data, and its score there if that selects a
         checkpoint."""
         evaluation = self.prepared.evaluation
         validation = self.prepared.validation
         validated = None
-        why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
-        fitted = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"
-        fitted += " (eval.select_on)"
+        threshold_reason = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
+        calibration = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"
+        calibration += " (eval.select_on)"
         if validation:
             predictions = evaluation.predict(engine, validation)
             if self.recipe.eval.select_on:
                 validated = validation.score(predictions)
             if evaluation.null_threshold is not None:
-                evaluation, why = evaluation.with_threshold(predictions, validation)
+                evaluation, threshold_reason = evaluation.with_threshold(predictions, validation)
             if validation.name == self.prepared.tests[0].name:
-                evaluation, fitted = evaluation.with_calibrator(predictions, validation)
+                evaluation, calibration = evaluation.with_calibrator(predictions, validation)
         if evaluation.null_threshold is not None:
-            self.say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
-        self.say(fitted)
+            self.say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {threshold_reason}")
+        self.say(calibration)
         return evaluation, validated
 
     def _write_results(self, outcome: Outcome, trained: Trained, tested: Evaluated) -> None:

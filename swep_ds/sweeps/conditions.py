@@ -43,7 +43,7 @@ def check_start(
             continue
         world = done.get("world_size", 1)
         there = conditions(read_json(cell.folder / DS_CONFIG))
-        # sizes of the model and of micro-steps are not compared
+        # sizes of the model and of micro-batches are not compared
         here = conditions(complete_ds_config(ds_config, cell.recipe.train, world_size=world, on_cpu=False))
         if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)

@@ -18,7 +18,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten, put, suggest
-from swep_ds.data.loss_scale import LossScale
+from swep_ds.data.normalisation import LossNormalisation
 from swep_ds.training.settings import BY_RECIPE, QUIET, REPORTS, SPREAD, TrainSection
 
 OLDEST, TOO_NEW = "0.19.8", "0.20"  # DeepSpeed's; zero/names.yaml has what this package uses inside of it
@@ -33,12 +33,12 @@ COMMENT = ("_", "#", "//")  # begins the names of fields that people write as co
 
 
 def complete_ds_config(
-    source: str, train: TrainSection, *, world_size: int, on_cpu: bool, micro_steps: int = 1, hidden_size: int = 1
+    source: str, train: TrainSection, *, world_size: int, on_cpu: bool, backwards: int = 1, hidden_size: int = 1
 ) -> dict[str, Any]:
     """Reads a ds_config, the name of a shipped one or the path of a JSON file, and completes it.
 
-    `micro_steps` are those of a micro-batch (`Objective.parts`). From the model's `hidden_size` ZeRO's "auto" buckets
-    get their sizes, as in transformers. Who only checks leaves both out, and no model has to be read.
+    `backwards` is the number of them for each micro-batch (`Objective.parts`). From the model's `hidden_size` ZeRO's
+    "auto" buckets get their sizes, as in transformers. Who only checks leaves both out, and no model has to be read.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
     that DeepSpeed refuses; or the recipe's precision needs a GPU; or as `check_version`.
@@ -47,7 +47,7 @@ def complete_ds_config(
     if on_cpu and (fix := NEEDS_GPU.get(train.precision)):
         raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
-    given = _given(train, config, world_size, micro_steps)
+    given = _given(train, config, world_size, backwards)
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
         config.pop("data_types", None)
         for field in given:  # a run's file: its recipe decided these
@@ -59,7 +59,7 @@ def complete_ds_config(
     if faults:
         raise InputError(f'{source}: {"; ".join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
-    scale = LossScale(world_size, config["gradient_accumulation_steps"], micro_steps)
+    scale = LossNormalisation(world_size, config["gradient_accumulation_steps"], backwards)
     config["gradient_accumulation_steps"] = scale.engine_steps
     config = QUIET | config
     with as_input_error(f"{source}: DeepSpeed refuses it", "fix the field it names"):
@@ -116,7 +116,7 @@ def _is_off(value: Any) -> bool:
     return value in (None, False, AUTO)
 
 
-def _given(train: TrainSection, config: dict[str, Any], world_size: int, micro_steps: int) -> Given:
+def _given(train: TrainSection, config: dict[str, Any], world_size: int, backwards: int) -> Given:
     """The fields that the recipe decides: value and where it comes from, by dotted name."""
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
     given = {
@@ -132,7 +132,7 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int, micro_s
             "torch_autocast.enabled": (train.precision == "autocast", "train.precision"),
             "torch_autocast.dtype": ("bfloat16", "train.precision"),
         }
-    if train.precision == "bf16" and train.gradient_accumulation_steps * micro_steps > 2 and zero_stage(config) > 1:
+    if train.precision == "bf16" and train.gradient_accumulation_steps * backwards > 2 and zero_stage(config) > 1:
         # in bf16 a sum of many stands still; for two it is not worth a third more operations
         given["data_types.grad_accum_dtype"] = ("fp32", "train.precision")
     return given

@@ -16,7 +16,7 @@ from transformers.optimization import Adafactor, get_scheduler
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, TrainingDiverged, as_input_error
 from swep_ds.data.batches import Batch
-from swep_ds.data.loss_scale import LossScale
+from swep_ds.data.normalisation import LossNormalisation
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import tf32_products, without_cudnn_attention
@@ -48,7 +48,7 @@ class Engine:
         self.module = engine.module
         self.parts = self.module.parts(train.execution)
         accumulation = engine.gradient_accumulation_steps() // len(self.parts)
-        self.scale = LossScale(ranks.world_size(), accumulation, len(self.parts))
+        self.normalisation = LossNormalisation(ranks.world_size(), accumulation, len(self.parts))
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
         self.writer, self.flat, self._norms = install(engine, train.max_grad_norm, self.module.method.max_grad_norm)
@@ -80,12 +80,12 @@ class Engine:
     @without_cudnn_attention()
     def backward(self, loss: Tensor) -> None:
         """The backward of one of a micro-batch's `parts`."""
-        loss = loss * self.scale.backwards
+        loss = loss * self.normalisation.backwards
         with self._products():
             if self.flat is None:
                 self.deepspeed.backward(loss)  # which divides by `engine_steps`
             else:
-                loss = loss / self.scale.engine_steps
+                loss = loss / self.normalisation.engine_steps
                 if self._precision == "fp16":
                     loss = loss * self._loss_scale
                 loss.backward()

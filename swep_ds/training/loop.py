@@ -88,10 +88,10 @@ def train(
 
 
 def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iterator[Batch]:
-    """Yields `batches` on the device from micro-step `first` on; close the iterator if you leave it early."""
+    """Yields `batches` on the device from micro-batch `first` on; close the iterator if you leave it early."""
 
-    def make(micro_step: int) -> Batch:
-        batch = batches[micro_step]
+    def make(number: int) -> Batch:
+        batch = batches[number]
         if device.type == "cuda":  # from pinned memory it is copied without the host waiting
             batch = batch.map(Tensor.pin_memory)
         return batch
@@ -99,8 +99,8 @@ def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iter
     ready = deque()
     # a process forked from a rank would inherit the locks and sockets of DeepSpeed's threads
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-        for micro_step in range(first, len(batches)):
-            ready.append(thread.submit(make, micro_step))
+        for number in range(first, len(batches)):
+            ready.append(thread.submit(make, number))
             if len(ready) > AHEAD:
                 yield ready.popleft().result().to(device)
         while ready:

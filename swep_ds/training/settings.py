@@ -49,7 +49,7 @@ class TrainSection(Section):
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
     precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
     execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE), or one backward for all
-    # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
+    # at ZeRO-2 and 3: reduce gradients once an update, not after each backward; until then each rank holds whole ones
     coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow

@@ -60,7 +60,7 @@ def test_an_update_launches_no_more_operations_than_its_budget():
             method, stage = case
             objective, recipe = bert(method)
             assert len(list(objective.qa.parameters())) == 199
-            config = make_config(recipe, stage, micro_steps=len(objective.parts("split")))
+            config = make_config(recipe, stage, backwards=len(objective.parts("split")))
             engine = build_engine(objective, config, recipe.train, 100)
             counts = count_launches(engine, windows)
             engine.destroy()

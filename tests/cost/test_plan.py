@@ -31,7 +31,7 @@ from tests.support.fork_server import ROOT, free_port
 from tests.support.sweep_files import finish, write
 from tests.support.tiny_run import prepare
 
-SIZES = {"world_size": 2, "micro_steps": 2, "hidden_size": 64, "on_cpu": False}
+SIZES = {"world_size": 2, "backwards": 2, "hidden_size": 64, "on_cpu": False}
 LARGE = Devices(1, 2**40, True, None)
 
 

@@ -14,7 +14,7 @@ from swep_ds.common.settings import differences
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation import scores
 from swep_ds.pipeline.build import load_model, training_batches
-from swep_ds.pipeline.checks import check
+from swep_ds.pipeline.checks import read_and_check
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, prepare
 from swep_ds.pipeline.recipe import Recipe
@@ -36,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
 def job(folder: Path, *settings: str, stage: int = 0) -> Prepared:
     with process_group():
         recipe = Recipe.load(str(folder / "recipe.yaml"), settings)
-        return prepare(check(recipe, str(tiny_run.ds_config(folder, stage))))
+        return prepare(read_and_check(recipe, str(tiny_run.ds_config(folder, stage))))
 
 
 def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder, tmp_path):
@@ -104,7 +104,7 @@ def test_answers_that_a_model_would_learn_and_never_give_are_told_before_trainin
         recipe = Recipe.load(str(folder / "recipe.yaml"), [*settings, *changes])
         say = mock.Mock()
         with process_group():
-            prepared = prepare(check(recipe, str(tiny_run.ds_config(folder, 0))))
+            prepared = prepare(read_and_check(recipe, str(tiny_run.ds_config(folder, 0))))
             Stage(recipe, prepared, RunFolder(tmp_path), say).say_start()
         said = [call.args[0] for call in say.call_args_list]
         assert [line for line in said if "only answers" in line] == told

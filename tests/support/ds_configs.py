@@ -21,9 +21,9 @@ def write(folder: Path, config: object) -> Path:
     return folder / "ds.json"
 
 
-def resolve(source: Path, micro_steps=2, world_size=2, on_cpu=True, **train) -> dict:
+def resolve(source: Path, backwards=2, world_size=2, on_cpu=True, **train) -> dict:
     """For a model of hidden size 16."""
-    given = {"world_size": world_size, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": on_cpu}
+    given = {"world_size": world_size, "backwards": backwards, "hidden_size": 16, "on_cpu": on_cpu}
     return complete_ds_config(str(source), recipe(**train).train, **given)
 
 

@@ -50,13 +50,13 @@ def make_objective(model: str, recipe: Recipe) -> Objective:
     return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
 
 
-def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: int = 2) -> dict:
+def make_config(recipe: Recipe, stage: int, offload: bool = False, backwards: int = 2) -> dict:
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 200}
     if offload:
         zero["offload_optimizer"] = OFFLOAD
     if offload and stage == 3:
         zero["offload_param"] = OFFLOAD
-    setup = {"world_size": ranks.world_size(), "micro_steps": micro_steps, "hidden_size": 128, "on_cpu": True}
+    setup = {"world_size": ranks.world_size(), "backwards": backwards, "hidden_size": 128, "on_cpu": True}
     with tempfile.TemporaryDirectory() as folder:
         return complete_ds_config(str(write(Path(folder), {"zero_optimization": zero})), recipe.train, **setup)
 
@@ -131,7 +131,7 @@ def measure_casts(stage: int) -> list[int]:
         counted = count_activations(make_objective("bert", recipe), windows, recipe.train, on_gpu=False).casts
     objective = make_objective("bert", recipe)
     objective.qa.model.gradient_checkpointing_enable({"use_reentrant": False})
-    engine = build_engine(objective, make_config(recipe, stage, micro_steps=1), recipe.train, 100)
+    engine = build_engine(objective, make_config(recipe, stage, backwards=1), recipe.train, 100)
     engine.train()
     held = []
     hook = objective.register_forward_hook(lambda *_: held.append(sum(mode.sizes.values())))  # autocast is still on

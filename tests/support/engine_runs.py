@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from swep_ds import ranks
-from swep_ds.pipeline.checks import check
+from swep_ds.pipeline.checks import read_and_check
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
@@ -40,7 +40,7 @@ class Saves:
 
 def train_here(recipe: Recipe, ds_config: Path, folder: Path, saves: Saves, *, logs: bool = True, inside=nullcontext):
     """Trains from the start, `inside` a context of the engine. In a process group."""
-    job = prepare(check(recipe, str(ds_config)))
+    job = prepare(read_and_check(recipe, str(ds_config)))
     updates = job.batches.updates
     engine = build_engine(job.objective, job.config, recipe.train, updates)
     active = logs and ranks.is_main()

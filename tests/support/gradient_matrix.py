@@ -90,7 +90,7 @@ def compare(case: dict) -> list[dict]:
     for parameter in plain.parameters():
         parameter.grad = torch.zeros_like(parameter)
     parts = objective.parts(case["execution"])
-    given = {"world_size": ranks.world_size(), "micro_steps": len(parts), "hidden_size": 16, "on_cpu": True}
+    given = {"world_size": ranks.world_size(), "backwards": len(parts), "hidden_size": 16, "on_cpu": True}
     config = complete_ds_config(case["ds_config"], chosen.train, **given)
     with stand_in_graphs(1) if case.get("graphs") else nullcontext():
         engine = build_engine(objective, config, chosen.train, updates=1000)

@@ -61,7 +61,7 @@ def sent(stage: int, way: str, coalesces: bool, live: int | None) -> list:
     settings = ["train.micro_batch_size=1", f"method.name={method}", f"train.coalesce_grad_reduction={coalesces}"]
     recipe = Recipe.load("quickstart", [*settings, f"train.execution={execution or 'split'}"])
     objective = make_objective("bert", recipe)
-    config = make_config(recipe, stage, micro_steps=len(objective.parts(execution)))
+    config = make_config(recipe, stage, backwards=len(objective.parts(execution)))
     if live:
         config["zero_optimization"] |= {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
     engine = build_engine(objective, config, recipe.train, 100)

@@ -112,7 +112,7 @@ def write_runs(home: Path) -> Path:
         (folder / "metrics.jsonl").write_text(metrics(range(1, 41)))
         (folder / "health.jsonl").write_text("".join(json.dumps({"update": u} | health) + "\n" for u in (1, 2)))
         (folder / "batch.json").write_text('{"windows": 16, "micro_batch_size": 8, "gradient_accumulation_steps": 1}')
-        given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
+        given = {"world_size": 2, "backwards": 2, "hidden_size": 16, "on_cpu": True}
         recipe = Recipe.load(str(folder / "recipe.yaml"))
         config = complete_ds_config(str(tiny_run.ds_config(home, 3)), recipe.train, **given)
         (folder / "ds_config.json").write_text(json.dumps(config))

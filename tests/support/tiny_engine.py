@@ -65,8 +65,8 @@ def expected_losses(variant: str, architecture: str, accumulation: int, smoothin
     qa = (GenerativeQA if generative else ExtractiveQA)(tiny_models.model(architecture))
     torch.manual_seed(SEED)
     objective = Objective(qa, build(method, qa.hidden_size, qa.embedding_size), SEED, smoothing)
-    micro_steps = len(objective.parts(execution))
-    given = {"world_size": 1, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": True}
+    backwards = len(objective.parts(execution))
+    given = {"world_size": 1, "backwards": backwards, "hidden_size": 16, "on_cpu": True}
     config = complete_ds_config(str(ROOT / "ds_configs" / "zero0.json"), recipe.train, **given)
     engine = build_engine(objective, config, recipe.train, updates=UPDATES)
     engine.train()

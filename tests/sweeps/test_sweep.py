@@ -185,7 +185,7 @@ def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(
     check_start(cells, [], "zero2", 1)  # nothing is done
     folder, recipe = cells[0].folder, cells[0].recipe
     finish(cells[0])
-    resolved = complete_ds_config("zero2", recipe.train, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
+    resolved = complete_ds_config("zero2", recipe.train, world_size=1, backwards=2, hidden_size=128, on_cpu=True)
     (folder / "ds_config.json").write_text(json.dumps(resolved))
     check_start(cells, [], "zero2", 1)
     check_start(cells, [], "zero2", None)
@@ -264,15 +264,15 @@ def test_folder_model_and_data_of_every_cell_that_is_not_done_are_checked_before
 
 
 def test_conditions_are_what_the_recipe_does_not_decide():
-    def decided(world_size: int = 1, micro_steps: int = 2, hidden_size: int = 32, **train) -> dict:
+    def decided(world_size: int = 1, backwards: int = 2, hidden_size: int = 32, **train) -> dict:
         recipe = Recipe.load("quickstart", [f"train.{name}={value}" for name, value in train.items()])
-        sizes = {"world_size": world_size, "micro_steps": micro_steps, "hidden_size": hidden_size}
+        sizes = {"world_size": world_size, "backwards": backwards, "hidden_size": hidden_size}
         return conditions(complete_ds_config("zero2", recipe.train, **sizes, on_cpu=True))
 
     usual = decided()
     assert usual["ds_config zero_optimization.stage"] == 2
     train = {"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
-    assert decided(micro_steps=1, hidden_size=64, **train) == decided(world_size=2) == usual
+    assert decided(backwards=1, hidden_size=64, **train) == decided(world_size=2) == usual
 
 
 def test_bad_sweeps_are_one_line(tmp_path):

@@ -8,10 +8,12 @@ import string
 import pytest
 
 from swep_ds.data.choices import Choices
+from swep_ds.data.questions import FILE_NAME
 from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.asked import apart, numbers, write_asked
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.texts.documents import SUFFIXES
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.pairs import NOWHERE, SEVERAL, PairLocator, Searched
 from tests.support.bad_input import refused
@@ -138,3 +140,7 @@ def test_a_run_holds_out_the_same_pairs_again(tmp_path):
     new, known = apart({"a": training + held_out, "b": held_out}, str(tmp_path / "before/model"))
     assert (new, known) == ({"a": held_out, "b": held_out}, {"a": training})
     assert refused(load, rows, holdout_of=str(tmp_path)).startswith(f"data.holdout_of {tmp_path}: no run with held-out")
+
+
+def test_the_name_of_any_document_that_can_be_read_is_no_context():
+    assert [suffix for suffix in SUFFIXES if not FILE_NAME.fullmatch(f"Hand book{suffix.upper()}")] == []

@@ -46,8 +46,8 @@ def test_the_file_in_a_runs_folder_starts_that_run_anywhere(tmp_path):
     """It holds what an earlier start filled in, on its number of ranks."""
     (tmp_path / "batch.json").touch()
     (tmp_path / "ds_config.json").write_text(json.dumps(resolve(write(tmp_path, {}), world_size=2)))
-    again = resolve(tmp_path / "ds_config.json", world_size=1, micro_steps=1)
-    assert again == resolve(write(tmp_path, {}), world_size=1, micro_steps=1)
+    again = resolve(tmp_path / "ds_config.json", world_size=1, backwards=1)
+    assert again == resolve(write(tmp_path, {}), world_size=1, backwards=1)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_file_in_a_runs_folder_starts_that_run_anywhere(tmp_path):
 def test_bf16_adds_the_backwards_of_an_update_up_in_float32(tmp_path, stage, accumulation, dtype):
     """At ZeRO-1 this package's flat gradient does."""
     (tmp_path / "batch.json").touch()
-    train = {"precision": "bf16", "gradient_accumulation_steps": accumulation, "micro_steps": 1}
+    train = {"precision": "bf16", "gradient_accumulation_steps": accumulation, "backwards": 1}
     resolved = resolve(write(tmp_path, zero(stage=stage)), **train)
     assert resolved.get("data_types", {}).get("grad_accum_dtype") == dtype
     (tmp_path / "ds_config.json").write_text(json.dumps(resolved))
@@ -69,10 +69,10 @@ def test_values_that_agree_are_not_a_fault(tmp_path):
     # 4 x 3 x 2 ranks
     config = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
     config |= {"gradient_clipping": 0.5, "bf16": {"enabled": False}}
-    for micro_steps in (1, 2):  # `split` has one for each pass
+    for backwards in (1, 2):  # `split` has one for each pass
         for present in (config, {}):
-            resolved = resolve(write(tmp_path, present), micro_steps=micro_steps)
-            assert resolved["gradient_accumulation_steps"] == 3 * micro_steps
+            resolved = resolve(write(tmp_path, present), backwards=backwards)
+            assert resolved["gradient_accumulation_steps"] == 3 * backwards
             assert zero_stage(resolved) == 0
     assert "x 1 rank(s) gives 12" in message(write(tmp_path, config), world_size=1)
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with
 
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep
-from swep_ds.pipeline.checks import check
+from swep_ds.pipeline.checks import read_and_check
 from swep_ds.pipeline.prepare import Prepared
 from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
@@ -203,7 +203,7 @@ def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
     settings |= {"train.max_updates": UPDATES, "train.micro_batch_size": GLOBAL_BATCH, "data.eval": {}}
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
     with process_group():
-        return recipe, prepare_job(check(recipe, str(ds_config(folder, 0))))
+        return recipe, prepare_job(read_and_check(recipe, str(ds_config(folder, 0))))
 
 
 def without_an_engine(folder: Path, variant: str) -> Training:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Adafactor, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from swep_ds.data.batches import IGNORED
-from swep_ds.pipeline.checks import check
+from swep_ds.pipeline.checks import read_and_check
 from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -115,7 +115,7 @@ def test_adafactor_is_transformers_with_a_constant_rate(finished, folder):
     expected = []
     with process_group():
         run = asked(folder, *TRAININGS[-1])
-        batches = prepare_job(check(Recipe.load(run["recipe"], run["set"]), run["ds_config"])).batches
+        batches = prepare_job(read_and_check(Recipe.load(run["recipe"], run["set"]), run["ds_config"])).batches
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "tied" / "model").train()
     optimizer = Adafactor(model.parameters(), lr=1e-3, weight_decay=0.1, scale_parameter=False, relative_step=False)
     for update in range(UPDATES):

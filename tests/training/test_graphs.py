@@ -40,7 +40,7 @@ def trained(name: str, settings: tuple[str, ...], graphs: AbstractContextManager
     objective = make_objective("bert", recipe)
     parts = objective.parts(recipe.train.execution)
     with graphs or nullcontext():
-        engine = build_engine(objective, make_config(recipe, 1, micro_steps=len(parts)), recipe.train, UPDATES)
+        engine = build_engine(objective, make_config(recipe, 1, backwards=len(parts)), recipe.train, UPDATES)
     engine.train()
     accumulation = recipe.train.gradient_accumulation_steps
     seen = []

@@ -62,7 +62,7 @@ def engine_of(module, folder: Path, zero: dict, train: dict = TRAIN, **more) -> 
     sections = {"train": train, "method": {"name": "mle"}, "model": {"name": "tiny"}}
     recipe = Recipe.model_validate(sections | {"data": {"train": "none", "eval": {}}})
     source = ds_configs.write(folder, {"zero_optimization": {"stage3_param_persistence_threshold": 0, **zero}, **more})
-    setup = {"world_size": 1, "micro_steps": len(module.parts("split")), "hidden_size": 16, "on_cpu": True}
+    setup = {"world_size": 1, "backwards": len(module.parts("split")), "hidden_size": 16, "on_cpu": True}
     engine = build_engine(
         deepcopy(module), complete_ds_config(str(source), recipe.train, **setup), recipe.train, UPDATES
     )

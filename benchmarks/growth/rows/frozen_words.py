@@ -47,7 +47,7 @@ def train(model: BertForQuestionAnswering) -> None:
     with process_group():
         objective = Objective(ExtractiveQA(model), build(METHODS["mle"](), 256, 256), seed=0)
         objective.qa.words.requires_grad_(False)
-        setup = {"world_size": 1, "micro_steps": 1, "hidden_size": 256, "on_cpu": True}
+        setup = {"world_size": 1, "backwards": 1, "hidden_size": 256, "on_cpu": True}
         engine = build_engine(objective, complete_ds_config("zero1", train, **setup), train, UPDATES)
         engine.train()
         for update in range(UPDATES):

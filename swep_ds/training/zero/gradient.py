@@ -108,7 +108,7 @@ class FlatGradient:
                 part = sent[part.storage_offset() :][: part.numel()]
             if self._ranks > 1:
                 comm.reduce_scatter_tensor(part, sent, group=optimizer.dp_process_group)
-                part.mul_(1.0 / self._ranks)  # R of `LossScale`
+                part.mul_(1.0 / self._ranks)  # R of `LossNormalisation`
             if part is not group.part:
                 group.part.copy_(part)
             optimizer.averaged_gradients[number] = group.pieces

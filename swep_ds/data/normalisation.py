@@ -1,12 +1,13 @@
-"""How the loss of a micro-batch is scaled. Whatever scales a loss asks `LossScale`.
+"""How the loss of a micro-batch is normalised over windows, ranks, accumulation and passes.
 
 An update runs P backwards (`split` execution: one for each pass that trains; `joint`: one) for each of A micro-batches
 (the accumulation) on each of R ranks. Its gradient is that of
 
     sum over passes of   weight of the pass  x  mean over the update's W windows of the window's loss
 
-Gradients are averaged, not added: DeepSpeed, or `FlatGradient` at ZeRO-1, divides by A P on each rank, and by R between
-ranks. So a window weighs R A / W in a batch, in place of 1 / W, and `Engine.backward` multiplies by P:
+Gradients are averaged, not added. DeepSpeed divides by A P on each rank and by R between ranks. With the flat gradient
+of ZeRO-1, `Engine.backward` divides by A P, and `FlatGradient.hand_over` by R. So a window weighs R A / W in a batch,
+in place of 1 / W, and `Engine.backward` multiplies by P:
 
     1 / (R A P)  x  sum over ranks, micro-batches and backwards of   P  x  sum over windows of  (R A / W)  x  loss
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class LossScale:
+class LossNormalisation:
     """The numbers of ranks (R), of micro-batches on each rank (A), and of backwards of each micro-batch (P)."""
 
     ranks: int = 1
