@@ -36,14 +36,14 @@ def test_the_core_is_read_in_an_evening():
     """Lines that are not blank."""
     page = (ROOT / "docs" / "window.md").read_text(encoding="utf-8")
     named = [(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\((\.\./[\w/]+\.py)\)", page)]
-    assert len(named) > 30
+    assert len(named) > 25
     lines: dict[str, int] = {}  # by room
     for file in {*named, *(file for room in ROOMS for file in (ROOT / room).glob("*.py") if file.name not in APART)}:
         room = str(file.parent.relative_to(ROOT))
         count = sum(bool(line.strip()) for line in file.read_text(encoding="utf-8").splitlines())
         lines[room] = lines.get(room, 0) + count
     assert set(ROOMS) < lines.keys()
-    assert sum(lines.values()) <= 7000, "\n".join(f"{room}: {count} lines" for room, count in sorted(lines.items()))
+    assert sum(lines.values()) <= 6000, "\n".join(f"{room}: {count} lines" for room, count in sorted(lines.items()))
 
 
 def imported(source: str) -> set[str]:
