@@ -1,11 +1,10 @@
 """Linting, formatting and the order of the rooms are part of the tests."""
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -127,14 +126,14 @@ def names(tree: ast.AST) -> set[str]:
 
 
 def sentences(source: str, tree: ast.AST) -> list[str]:
-    """The docstrings, and the comments with the lines that continue them as comments of their own."""
+    """The docstrings, and the comments. A comment's further lines are no sentences of their own."""
     documented = (ast.FunctionDef, ast.ClassDef, ast.Module)
     texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    tokens = [*tokenize.generate_tokens(io.StringIO(source).readline)]
-    comments = [token for token in tokens if token.type == tokenize.COMMENT]
-    lines = {token.start for token in comments if token.line.lstrip().startswith("#")}
-    begins = [token for token in comments if (token.start[0] - 1, token.start[1]) not in lines]
-    return [text for text in texts if text] + [token.string.lstrip("# ") for token in begins]
+    for before, line in pairwise(["", *source.splitlines()]):
+        code, _, comment = line.partition("# ")
+        if code.strip() or not before.lstrip().startswith("#"):
+            texts.append(comment)
+    return [text for text in texts if text]
 
 
 def test_names_say_the_kind_of_thing_and_no_sentence_begins_with_of():

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
@@ -32,16 +32,27 @@ class FieldFault(ValueError):
     """Holds messages. Each begins with the name of a field in its section."""
 
 
+@cache
+def _meanings(section: type) -> dict[str, str]:
+    """What the comments of a class say about the fields that it declares. A class that was typed into an interpreter
+    has no source, and then none."""
+    try:
+        source = inspect.getsource(section)
+    except (OSError, TypeError):
+        return {}
+    meanings = {}
+    for above, name, beside in _FIELD.findall(source):
+        meanings[name] = " ".join([*re.findall("# (.*)", above), beside]).strip()
+    return meanings
+
+
 def _add_meanings(schema: Tree, section: type[BaseModel]) -> None:
-    """Pydantic's `json_schema_extra`: describes a class's fields by their comments, those of base classes included. A
-    class that was typed into an interpreter has no source, and then no descriptions."""
+    """Pydantic's `json_schema_extra`: describes a class's fields by their comments, those of base classes included."""
     fields = schema.get("properties", {})
     for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
-        with suppress(OSError, TypeError):
-            for above, name, beside in _FIELD.findall(inspect.getsource(part)):
-                meaning = " ".join([*re.findall("# (.*)", above), beside]).strip()
-                if meaning and name in fields:
-                    fields[name]["description"] = meaning
+        for name, meaning in _meanings(part).items():
+            if meaning and name in fields:
+                fields[name]["description"] = meaning
 
 
 class _Settings(type(BaseModel)):

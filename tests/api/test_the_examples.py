@@ -74,7 +74,7 @@ def test_swep_in_one_file_computes_the_packages_loss_and_gradients(architecture,
     example = runpy.run_path(str(EXAMPLES / "swep_in_one_file.py"))
     module = away_from_the_prior(objective("swep", architecture, beta=0.01, prior_variance=0.2, mle_weight=0.3))
     batch = windows(architecture)
-    [draw] = [draw for pass_, draw in module.passes(JOINT) if pass_.perturb]
+    [draw] = [key.draw for _, key in module.passes(JOINT) if key]
     loss = module(batch, JOINT)[0]
     expected = gradients(module, loss)
 

@@ -86,7 +86,7 @@ def test_yes_and_nan_are_no_numbers(tmp_path):
 def test_the_comments_above_and_beside_a_field_are_its_meaning_and_the_last_class_counts():
     fields = Recipe.model_json_schema()["properties"]
     assert fields["count"]["description"] == "how many, at least"
-    assert fields["limit"]["description"] == "of the recipe"
+    assert fields["limit"]["description"] == "the recipe's limit"
     assert sections_of(Recipe, "method") == [Plain, Kind]
 
 
