@@ -71,7 +71,7 @@ def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
     fields = describe(recipe(name="scaled"))
     said = {field.name: (field.type, field.meaning) for field in fields if field.name.startswith("method.")}
     assert said == {
-        "method.name": ("scaled", __doc__),
+        "method.name": ("scaled", ""),
         "method.scale": ("number", "the noise's"),
         "method.side": ("-1 | 1", ""),
         "method.extra": ("any", ""),
