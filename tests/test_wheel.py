@@ -107,7 +107,7 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
         ["submit", "train", "--gpus_per_node", "8", "--dry_run", "--", "--recipe", "official"],
         ["submit", "sweep", "--gpus_per_node", "1", "--dry_run", "--", "quickstart"],
     ]
-    env = os.environ | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {"PYTHONPATH": str(installed)}
     options = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
     ended = subprocess.run([sys.executable, "-c", RUN_ALL], input=json.dumps(commands), check=False, **options)
     assert ended.returncode == 0, ended.stderr[-4000:]
