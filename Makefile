@@ -9,9 +9,9 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
-PROVEN := $(addprefix tests/,kernels methods models analysis/test_report.py analysis/test_word_analyses.py texts \
-	data/test_readers.py pipeline/test_run_folder.py pipeline/test_stages.py training/test_engine.py \
-	training/test_gradients.py training/test_resume.py training/test_tracking.py)
+PROVEN := $(addprefix tests/,kernels models analysis/test_report.py analysis/test_word_analyses.py texts serve/test_app.py \
+	data/test_readers.py pipeline/test_run_folder.py training/test_gradients.py training/test_resume.py \
+	training/test_tracking.py)
 
 # Byte code is written at the first import. Without it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
