@@ -127,7 +127,7 @@ def _compared(
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     with_answer = {name: [item for item in items if item.example.answers] for name, items in answered.items()}
     return {
-        "title": f"{results.method}, seed {results.seed}",
+        "title": f"{against.name} ({results.method}, seed {results.seed})",
         "rows": changes(answered, names),
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer, names)},
         "settings": [(name, here.get(name), there.get(name)) for name in differing],

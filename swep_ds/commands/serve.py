@@ -86,6 +86,7 @@ def serve() -> None:
                 session.load_model(null_threshold=given.null_threshold, min_confidence=given.min_confidence)
             else:
                 session.load_labels(list(map(user_path, given.served)), given.label, given.columns)
+            print("ready", flush=True)
         except BaseException as error:  # raised below, where the server ends
             failed.append(error)
             server.should_exit = True

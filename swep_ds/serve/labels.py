@@ -51,14 +51,17 @@ class Labels:
             if asked not in self._row_of or self.example(asked).question != row["question"]:
                 raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
 
-    def next(self, labelled: Collection[str], skipped: Collection[str]) -> Example | None:
+    def next(self, labelled: Collection[str], skipped: Sequence[str]) -> Example | None:
         """The next question that has no label; those shown to another person within `RESERVED` come later, and skipped
-        ones last. None if all are labelled."""
+        ones last, in their order. None if all are labelled."""
         left = [id_ for id_ in self._order if id_ not in labelled]
         if not left:
             return None
+        for id_ in skipped:
+            self._shown.pop(id_, None)
         recently = time.monotonic() - RESERVED
-        left.sort(key=lambda id_: (id_ in skipped, self._shown.get(id_, recently) > recently))
+        place_of = {id_: place for place, id_ in enumerate(skipped, 1)}
+        left.sort(key=lambda id_: (place_of.get(id_, 0), self._shown.get(id_, recently) > recently))
         self._shown[left[0]] = time.monotonic()
         return self.example(left[0])
 
@@ -74,15 +77,18 @@ class Labels:
         for row in rows:
             given[row["asked"]] = (*given.get(row["asked"], ()), *row["answers"]["text"])
         labelled, strata, waits = [], [], set()
+        passed = [0] * STRATA
+        missing = 0  # among the first questions of each stratum
         for id_, stratum in zip(self._order, self._strata, strict=True):
+            passed[stratum] += 1
             if id_ not in given:
                 waits.add(stratum)
+                missing += passed[stratum] <= MIN_IN_STRATUM
             elif stratum not in waits:
                 labelled.append(id_)
                 strata.append(stratum)
-        counts = np.bincount(np.array(strata, int), minlength=STRATA)
-        missing = int(np.maximum(MIN_IN_STRATUM - counts, 0).sum())
-        shown = {"labelled": len(given), "questions": len(self._examples), "least": len(given) + missing}
+        shown = {"labelled": len(given), "waiting": len(given) - len(labelled), "questions": len(self._examples)}
+        shown["least"] = len(given) + missing
         if missing:
             return shown | dict.fromkeys(METRICS)
         examples = [replace(self.example(id_), answers=given[id_]) for id_ in labelled]

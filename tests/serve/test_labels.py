@@ -56,7 +56,7 @@ def label(client: TestClient, number: int, words: str) -> dict:
 
 
 def test_questions_are_labelled_in_order_and_each_label_moves_the_scores(client, session, tmp_path):
-    scores = {"labelled": 0, "least": 15, "questions": COUNT, "exact_match": None, "f1": None}
+    scores = {"labelled": 0, "waiting": 0, "least": 15, "questions": COUNT, "exact_match": None, "f1": None}
     for labelled, row in enumerate(ORDER, 1):
         example, counts = EXAMPLES[row], {"verdicts": labelled - 1, "scores": scores}
         shown = {"asked": example.id, "question": example.question, "context": example.context}
@@ -88,7 +88,8 @@ def test_questions_are_labelled_in_order_and_each_label_moves_the_scores(client,
 def test_questions_are_skipped_and_the_marks_of_two_people_are_pooled(client):
     first, second, third = (f"q{row}" for row in ORDER[:3])
     assert client.get("/next", params={"skip": [first, third]}).json()["asked"] == second
-    assert client.get("/next", params={"skip": [example.id for example in EXAMPLES]}).json()["asked"] == first
+    others = [example.id for example in EXAMPLES if example.id != third]
+    assert client.get("/next", params={"skip": [third, *others]}).json()["asked"] == third  # it was skipped first
     for row in ORDER[:15]:
         before = label(client, row, TRUTHS[row])["scores"]
     row = next(row for row in ORDER[:15] if SAID[0][row] != TRUTHS[row] != "")
@@ -107,8 +108,18 @@ def test_labels_behind_a_skipped_question_of_their_stratum_wait_for_it(client):
         before = label(client, row, TRUTHS[row])["scores"]
     behind = of_stratum[of_stratum.index(skipped) + 1]
     after = label(client, behind, TRUTHS[behind])["scores"]
-    assert (after["f1"], after["labelled"]) == (before["f1"], 16)
-    assert label(client, skipped, TRUTHS[skipped])["scores"]["f1"] != before["f1"]
+    assert (after["f1"], after["labelled"], after["waiting"]) == (before["f1"], 16, 1)
+    after = label(client, skipped, TRUTHS[skipped])["scores"]
+    assert (after["f1"] != before["f1"], after["waiting"]) == (True, 0)
+
+
+def test_a_question_that_was_skipped_holds_the_scores_up_alone(client):
+    """However many are labelled behind it, one label more shows the scores."""
+    for row in ORDER[1:16]:
+        scores = label(client, row, TRUTHS[row])["scores"]
+    of_first = sum(stratum == STRATA[0] for stratum in STRATA[1:16])
+    assert (scores["f1"], scores["waiting"], scores["least"]) == (None, of_first, 16)
+    assert label(client, ORDER[0], TRUTHS[ORDER[0]])["scores"]["f1"] is not None
 
 
 def test_what_one_person_is_shown_another_is_not(client):

@@ -174,6 +174,7 @@ def test_an_answer_is_marked_in_its_passage(window):
     window.wait(UNDO)
     row = window.rows()[-1]
     assert (row["answers"]["text"], row["right"], row["said"]["confidence"]) == (["1852"], True, 0.934)
+    assert "Right" not in window.text("#answers")  # a question gets one verdict
     window.click("Open the text", SECOND)
     window.wait("document.getSelection().toString() === 'Agnes Palder'")
 
@@ -223,7 +224,7 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
     window.call("Input.insertText", text="typed")  # into a text that cannot be changed
     add = verdicts.add
     monkeypatch.setattr(verdicts, "add", Mock(side_effect=InputError("no space: make room there")))
-    for offline, said in ((True, "cannot be reached. It may not be saved."), (False, "there. Nothing was saved.")):
+    for offline, said in ((True, "of verdicts: it may not be saved."), (False, "there. Nothing was saved.")):
         window.call("Network.setBlockedURLs", urls=["*"] * offline)
         window.click("These words")
         window.wait(f"document.getElementById('viewer-fault').innerText.endsWith({said!r})")
@@ -236,7 +237,7 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
     goes_on.set()
     window.wait(UNDO)
     shown = window.run(f"{SECOND}.lastChild.innerText.split(/\\n+/).filter(Boolean)")
-    assert shown == ["Saved: the right words are “Agnes Palder”.", "Undo"]
+    assert shown == ["Open the text", "Saved: the right words are “Agnes Palder”.", "Undo"]
     assert window.text("#count") == f"{len(before) + 1} verdicts in corrections.jsonl."
     [start] = (row := window.rows()[-1])["answers"]["answer_start"]
     assert (row["title"], row["context"][start : start + 15], row["right"]) == (HISTORY, "Agnes Palder of", True)

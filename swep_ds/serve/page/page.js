@@ -10,7 +10,7 @@ let state = {}; // the server's
 let turn = 0; // of the questions asked: a reply to an earlier one is not shown
 let open = {}; // what the viewer shows: {name, version, text}, name and version null for a context
 let task = {}; // what the viewer is for: {question, asked, said, saved}; saved is called with the reply and the words
-let skipped = []; // ids of questions in mode label
+const skipped = new Map(); // from the id of a question to the number of labels at which it comes again
 let latest = null; // the text that was asked for last
 let changing = false; // whether a verdict is on its way
 
@@ -29,7 +29,7 @@ async function call(method, path, content) {
   try {
     response = await fetch(path, {method, headers, body: content && JSON.stringify(content)});
   } catch {
-    throw new Error("The server cannot be reached.", {cause: "lost"}); // it may have done what it was asked to
+    throw new Error("The server cannot be reached. Start swep-ds serve again.", {cause: "lost"}); // may have done it
   }
   const reply = await response.json().catch(() => null);
   if (response.ok && reply !== null) return reply;
@@ -77,7 +77,7 @@ async function change(method, path, verdict, status, fault) {
   } catch (error) {
     status.textContent = said;
     const refused = method === "POST" ? "Nothing was saved." : "The verdict is still there.";
-    fault.textContent = `${error.message} ${error.cause ? "It may not be saved." : refused}`;
+    fault.textContent = `${error.message} ${error.cause ? "Look at the count of verdicts: it may not be saved." : refused}`;
     return null;
   } finally {
     changing = false;
@@ -86,7 +86,7 @@ async function change(method, path, verdict, status, fault) {
 
 /** Buttons that give place to "Saved" and to a button that takes the verdict back. */
 function verdictLine(...buttons) {
-  const choices = make("div", {className: "buttons"}, ...buttons);
+  const choices = make("div", {className: "buttons choices"}, ...buttons);
   const status = make("p", {className: "saved", role: "status"});
   const fault = make("p", {role: "alert"});
   const line = make("div", {}, choices, make("div", {className: "buttons"}, status), fault);
@@ -94,13 +94,13 @@ function verdictLine(...buttons) {
     const undo = button("Undo", async () => {
       if (!await change("DELETE", `verdicts/${encodeURIComponent(id)}`, undefined, status, fault)) return;
       undo.remove();
-      choices.hidden = false;
+      byId("answers").className = "";
       choices.querySelector("button")?.focus();
       undone?.();
     });
     status.textContent = `Saved: ${sentence}`;
     status.after(undo);
-    choices.hidden = true;
+    byId("answers").className = "judged"; // a question gets one verdict
     undo.focus();
   };
   line.judge = async (verdict, sentence) => {
@@ -124,9 +124,7 @@ function quoted(answer) {
   return make("blockquote", {dir: "auto"}, before, marked, passage.slice(end, until).trimEnd());
 }
 
-function place(answer) {
-  return [answer.page && `page ${answer.page}`, answer.heading && `under “${answer.heading}”`].filter(Boolean);
-}
+const place = ({page, heading}) => [page && `page ${page}`, heading && `under “${heading}”`].filter(Boolean);
 
 /** An answer in its passage, or why there is none, with the buttons of its verdict. */
 function card(question, answer, sure, best) {
@@ -150,7 +148,7 @@ function card(question, answer, sure, best) {
 async function ask(event) {
   event.preventDefault();
   const question = byId("question").value.trim();
-  if (!question) return;
+  if (!question) return say("fault", "Type a question.");
   const mine = ++turn;
   byId("reading").textContent = "Reading the texts …";
   say("fault", "");
@@ -160,6 +158,7 @@ async function ask(event) {
     const others = reply.others.map(other => card(question, other, `probability ${percent(other.probability)}`, false));
     if (others.length) others.unshift(make("h3", {}, reply.declined ? "What it found anyway" : "Other answers"));
     const best = card(question, reply, `confidence ${percent(reply.confidence)}`, true);
+    byId("answers").className = "";
     byId("answers").replaceChildren(best, ...others);
     best.focus();
   } catch (error) {
@@ -256,8 +255,7 @@ function prepare(title, next) {
   task = next;
   open = {};
   latest = null;
-  byId("text").value = "";
-  byId("part").value = "";
+  for (const id of ["text", "part"]) byId(id).value = "";
   for (const id of ["viewer-fault", "saving", "name"]) byId(id).textContent = "";
   byId("viewer-title").textContent = title;
   byId("viewer-question").textContent = task.question;
@@ -296,7 +294,7 @@ function bar({low, mean, high}) {
   return make("div", {className: "bar", ariaHidden: "true"}, interval, middle); // its numbers are beside it
 }
 
-function showScores({labelled, least, questions, exact_match: exact, f1}) {
+function showScores({labelled, waiting, least, questions, exact_match: exact, f1}) {
   byId("labelled").textContent = `${labelled} of ${questions} labelled`;
   Object.assign(byId("progress"), {max: questions || 1, value: labelled});
   const rows = [["Exact match", exact], ["F1", f1]].filter(([, score]) => score).map(([name, score]) => {
@@ -307,16 +305,18 @@ function showScores({labelled, least, questions, exact_match: exact, f1}) {
   let more = `Exact match and F1 are shown after ${least} labels: ${Math.max(least - labelled, 0)} more.`;
   if (f1) more = "F1 is known to within 3 points.";
   if (f1?.more_labels) more = `${f1.more_labels} more such labels would give F1 to within 3 points.`;
+  if (waiting) more += ` Labels that wait for an earlier question, which comes again: ${waiting}.`;
   byId("more").textContent = more;
 }
 
 async function nextQuestion() {
   say("fault", "");
   try {
-    const path = `next?${query(skipped.map(id => ["skip", id]))}`;
-    const {asked, question, context, scores} = await call("GET", path);
+    for (const [id, labels] of skipped) if (labels <= byId("progress").value) skipped.delete(id);
+    const skip = query([...skipped.keys()].map(id => ["skip", id]));
+    const {asked, question, context, scores} = await call("GET", `next?${skip}`);
     showScores(scores);
-    if (skipped.includes(asked)) skipped = []; // all others are labelled: the round begins anew
+    if (skipped.has(asked)) skipped.clear(); // all others are labelled: the round begins anew
     byId("viewer").hidden = asked === null;
     byId("revealed").replaceChildren();
     byId("task-question").textContent = question ?? `All ${count(scores.questions, "question")} are labelled`;
@@ -402,7 +402,7 @@ byId("mark").addEventListener("click", () => judge(marked()));
 byId("silent").addEventListener("click", () => judge(null));
 byId("skip").addEventListener("click", () => {
   if (changing) return; // the verdict on this question is on its way
-  skipped.push(task.asked);
+  skipped.set(task.asked, byId("progress").value + 5);
   nextQuestion();
 });
 byId("close").addEventListener("click", () => byId("over").close());
