@@ -199,9 +199,9 @@ def test_from_a_workbook_and_a_folder_of_documents_to_an_endpoint(folder, monkey
     assert 0 < reasons.count(ABOUT_HELD_OUT) < len(NAMES)
     for run in ("second", "third"):
         page = Path(f"{run}/report.html").read_text()
-        assert '<h2 id="h-against">Against mle, seed 0</h2>' in page
+        assert '<h2 id="h-against">Against mine (mle, seed 0)</h2>' in page
         assert "Not compared" not in page
-    corrected = json.loads(Path("after/results.json").read_text())
+    corrected = json.loads(Path("by_third/results.json").read_text())
     assert corrected["trained_on"]["corrected"]["total"] > corrected["eval"]["corrected"]["total"] > 0  # held-out texts
     with open("answers.csv", newline="", encoding="utf-8-sig") as file:
         row, *_ = csv.DictReader(file)
