@@ -47,11 +47,10 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     model, it holds an adapter, needs its own code or is quantised, or its config.json is malformed."""
     label = f"{option} {name}"
     fix = "name a model that transformers itself has a class for, on the hub or in a folder with a config.json"
-    is_local = Path(name).is_dir()
-    what = "no model can be built from its config.json" if is_local else "no folder here, and no model on the hub"
-    with as_input_error(f"{label}: {what}", fix):
-        if not is_local:
+    if not Path(name).is_dir():
+        with as_input_error(f"{label}: no folder has this name, and the hub gives no such model", fix):
             check_hub(name, "config.json", label)
+    with as_input_error(f"{label}: no model can be built from its config.json", fix):
         check_adapter(name, label)
         settings, _ = PreTrainedConfig.get_config_dict(name)
         if refused := REFUSED.search(json.dumps(settings)):
