@@ -48,8 +48,9 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     label = f"{option} {name}"
     fix = "name a model that transformers itself has a class for, on the hub or in a folder with a config.json"
     if not Path(name).is_dir():
-        with as_input_error(f"{label}: no folder has this name, and the hub gives no such model", fix):
-            check_hub(name, "config.json", label)
+        check_hub(name, "config.json", label)
+        with as_input_error(f"{label}: no such folder, and no such model on the hub or in its cache", fix):
+            cached_file(name, "config.json")
     with as_input_error(f"{label}: no model can be built from its config.json", fix):
         check_adapter(name, label)
         settings, _ = PreTrainedConfig.get_config_dict(name)
