@@ -42,7 +42,8 @@ def _meanings(section: type) -> dict[str, str]:
         return {}
     meanings = {}
     for above, name, beside in _FIELD.findall(source):
-        meanings[name] = " ".join([*re.findall("# (.*)", above), beside]).strip()
+        if meaning := " ".join([*re.findall("# (.*)", above), beside]).strip():  # else a variable of a function, too
+            meanings[name] = meaning
     return meanings
 
 
@@ -51,7 +52,7 @@ def _add_meanings(schema: Tree, section: type[BaseModel]) -> None:
     fields = schema.get("properties", {})
     for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
         for name, meaning in _meanings(part).items():
-            if meaning and name in fields:
+            if name in fields:
                 fields[name]["description"] = meaning
 
 

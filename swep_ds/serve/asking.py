@@ -51,9 +51,10 @@ class Asking:
         try:
             replies = self._replies(questions, n_best)
         except BaseException as error:  # passed on to those who asked; the thread continues
-            if len(questions) > 1:  # the fault of one of them
-                for question in questions:
-                    self._answer([asked for asked in together if asked.question == question])
+            different = dict.fromkeys(asked[:2] for asked in together)  # by question and n_best
+            if len(different) > 1:  # the fault of one of them
+                for question in different:
+                    self._answer([asked for asked in together if asked[:2] == question])
                 return
             for asked in together:
                 asked.reply.set_exception(error)

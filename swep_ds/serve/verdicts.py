@@ -105,7 +105,7 @@ class Verdicts:
         has one. Raises InputError: it cannot be written; nothing of it is."""
         with self._change, as_input_error(f"{self.path}: the verdict is not saved", "make room there"):
             id_ = row.get("asked") or secrets.token_hex(8)
-            if id_ in self.rows:  # another person's
+            if any(id_ in (other["id"], other.get("asked")) for other in self.rows.values()):  # another person's
                 id_ = f"{id_} {secrets.token_hex(8)}"
             row = {"id": id_, **row}
             self._append(_line(row))

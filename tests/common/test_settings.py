@@ -36,6 +36,10 @@ class Base(Section):
     count: int = 1  # at least
     limit: int | None = None  # the base's limit
 
+    def doubled(self) -> int:
+        count: int = self.count
+        return 2 * count
+
 
 class Recipe(Base):
     kinds: ClassVar = {"method": {"plain": Plain, "kind": Kind}}

@@ -73,7 +73,7 @@ def task(id_: int, question: str, *annotations: list[dict] | None, **data) -> di
     return {"id": id_, "data": {"text": CONTEXT, "question": question, **data}, "annotations": made, "predictions": []}
 
 
-def annotation(id_: int, question: str, regions, **fall) -> dict:
+def annotation(id_: int, question: str, regions, **other) -> dict:
     """A row of Label Studio's JSON-MIN."""
     row = {
         "id": id_,
@@ -82,23 +82,23 @@ def annotation(id_: int, question: str, regions, **fall) -> dict:
         "annotator": 1,
         "annotation_id": 10 * id_,
         "lead_time": 2.5,
-        **fall,
+        **other,
     }
     return row if regions is None else {**row, "mark": regions}
 
 
-def prodigy(question: str, *spans: tuple[str, int], answer="accept", **fall) -> dict:
+def prodigy(question: str, *spans: tuple[str, int], answer="accept", **other) -> dict:
     marked = [{"start": start, "end": start + len(text), "label": "ANSWER"} for text, start in spans]
     row = {"text": CONTEXT, "question": question, "_task_hash": 5, "_view_id": "ner_manual", "answer": answer}
-    return {**row, "spans": marked, **fall}
+    return {**row, "spans": marked, **other}
 
 
-def doccano(question: str, *spans: tuple[str, int], **fall) -> dict:
+def doccano(question: str, *spans: tuple[str, int], **other) -> dict:
     marked = [[units(start), units(start + len(text)), "ANSWER"] for text, start in spans]
-    return {"id": 4, "text": CONTEXT, "question": question, "label": marked, "Comments": [], **fall}
+    return {"id": 4, "text": CONTEXT, "question": question, "label": marked, "Comments": [], **other}
 
 
-def argilla(id_: str, question: str, *responses: tuple[str, list | None], **fall) -> dict:
+def argilla(id_: str, question: str, *responses: tuple[str, list | None], **other) -> dict:
     """A flattened record; a response is its status and the (text, start) pairs."""
     values = [
         None
@@ -108,7 +108,7 @@ def argilla(id_: str, question: str, *responses: tuple[str, list | None], **fall
     ]
     row = {"id": id_, "context": CONTEXT, "question": question, "span.suggestion": None}
     statuses = [status for status, _ in responses]
-    return {**row, "span.responses": values or None, "span.responses.status": statuses or None, **fall}
+    return {**row, "span.responses": values or None, "span.responses.status": statuses or None, **other}
 
 
 YEAR_PAIR = ("1894", CONTEXT.index("1894"))

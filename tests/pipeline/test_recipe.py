@@ -280,7 +280,7 @@ def test_all_faults_of_a_file_or_a_name_and_of_overrides_are_in_one_line(tmp_pat
     fault = "seed: -1: must be greater than or equal to 0; train.epochs: -1: must be greater than 0"
     assert message(file, "seed=-1") == f"{file}: {fault}"
     assert message("quickstart", "seed=-1", " train.epochs = -1") == f"--recipe quickstart: {fault}"
-    fits = f"{file}: train.compile: is for extractive models: set it to false"
+    fits = f"{file}: train.compile: works only with extractive models: set it to false"
     assert message(file, "train.epochs=1", "task=generative") == fits
 
 

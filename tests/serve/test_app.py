@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from swep_ds import __main__ as command
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.common.errors import InputError
 from swep_ds.serve.app import HEADERS, build
+from swep_ds.serve.asking import _Asked
 from swep_ds.serve.session import Session
 from swep_ds.serve.verdicts import Verdicts
 from swep_ds.texts.folder import FolderTexts
@@ -327,8 +328,12 @@ def test_another_name_that_leads_to_this_machine_is_refused(session):
 
 
 def test_a_generative_model_gives_one_answer(tmp_path):
-    client = TestClient(build(made_session(tmp_path, "t5", null_threshold=1e6)))
+    session = made_session(tmp_path, "t5", null_threshold=1e6)
+    client = TestClient(build(session))
     assert ask(client, QUESTIONS[0], 1)["text"] in WITH_WORDS
+    together = [_Asked(QUESTIONS[1], n_best, Future()) for n_best in (1, 2)]
+    session.asking._answer(together)  # the second request's fault is not the first one's
+    assert [asked.reply.exception() is None for asked in together] == [True, False]
     reply = client.post("/answer", json={"question": "Who?", "n_best": 2})
     assert (reply.status_code, "gives one answer: set it to 1" in reply.json()["detail"]) == (422, True)
 

@@ -106,6 +106,8 @@ def test_undo_removes_a_verdict_and_two_people_on_one_question_are_both_kept(ver
     ids = [add(verdicts, asked="q 7"), add(verdicts, asked="q 7")]
     assert (ids[0], ids[1][:4], len(set(ids))) == ("q 7", "q 7 ", 2)
     assert [example.id for example in read(file)] == [*others, *ids]
+    verdicts.undo("q 7")
+    assert add(verdicts, asked="q 7")[:4] == "q 7 "  # "q 7" is the table's name for the other person's verdict
     assert reopened(verdicts).rows == verdicts.rows
 
 

@@ -53,7 +53,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, stage, precision, zero):
     settings = {"precision": precision, "max_updates": UPDATES, **EMA}
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"train.{name}={value}" for name, value in settings.items()])
-    job = prepare.prepare(checks.check(recipe, str(tiny_run.ds_config(folder, stage, **zero))))
+    job = prepare.prepare(checks.read_and_check(recipe, str(tiny_run.ds_config(folder, stage, **zero))))
     engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
     average = WeightAverage(engine, recipe.train)
     half, seen = precision == "bf16", []

@@ -53,7 +53,7 @@ def recipe(folder) -> Recipe:
 @pytest.fixture(scope="module")
 def expected(recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights of the start and after the last update, by PyTorch alone."""
-    job = prepare.prepare(checks.check(recipe, "zero0"))
+    job = prepare.prepare(checks.read_and_check(recipe, "zero0"))
     model = deepcopy(job.objective.qa.model).train()
     start = deepcopy(model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, eps=TRAIN["adam_epsilon"])

@@ -42,7 +42,7 @@ def test_an_update_that_fp16_skips_changes_no_weight_and_has_no_norm(tmp_path, m
     scaling = {"enabled": "auto", "initial_scale_power": POWER, "hysteresis": 1}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"fp16": scaling}))
     with process_group():
-        job = prepare.prepare(checks.check(recipe, str(file)))
+        job = prepare.prepare(checks.read_and_check(recipe, str(file)))
         engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
         batches = iter(job.batches[update] for update in range(UPDATES))
         scale, skips, before = 2.0**POWER, [], weights_of(engine)
@@ -112,7 +112,7 @@ def test_a_gpu_without_tf32_is_refused(tmp_path, monkeypatch):
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.precision=tf32"])
     said = r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"
     with process_group(), pytest.raises(InputError, match=said):
-        checks.check(recipe, str(tiny_run.ds_config(tmp_path, 0)))
+        checks.read_and_check(recipe, str(tiny_run.ds_config(tmp_path, 0)))
 
 
 @pytest.mark.parametrize("before", [True, False])
