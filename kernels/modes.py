@@ -43,15 +43,15 @@ class Mode:
 
     @property
     def prior_mean(self) -> float:
-        return float(not self.additive)
+        return 0.0 if self.additive else 1.0
 
     def fixed_sigma(self, alpha: float) -> float:
         """sigma where it is not learned."""
-        return math.sqrt(self.fixed_variance or alpha)
+        return math.sqrt(alpha if self.fixed_variance is None else self.fixed_variance)
 
     def fixed_kl(self, alpha: float) -> float:
         """What a dimension whose sigma is not learned adds to 2 KL, apart from (mu - m)^2 / alpha."""
-        ratio = (self.fixed_variance or alpha) / alpha
+        ratio = 1.0 if self.fixed_variance is None else self.fixed_variance / alpha
         return ratio - 1.0 - math.log(ratio)
 
 

@@ -6,7 +6,6 @@ the same passes, the same noise, the same loss.
 
 import inspect
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -127,7 +126,7 @@ class Robust(nn.Module):
         if shares is None:  # equal ones, which add up to 1 over the batch
             shares = LossNormalisation().weight(_counts(batch).clamp(min=1))
         batch = batch._replace(weight=batch.weight * shares[0], token_weight=batch.weight * shares[1])
-        progress = self.update / (self.updates or math.inf)
+        progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
         unperturbed = metrics.pop("unperturbed", 0)
         if is_first and unperturbed == 1:  # once: reading it waits for the device

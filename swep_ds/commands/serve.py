@@ -56,7 +56,8 @@ def serve() -> None:
         output = given.output or Path("labels.jsonl")
     try:  # before the model is loaded, for seconds
         family = socket.getaddrinfo(given.host, given.port)[0][0]
-        listening = socket.create_server((given.host, given.port), family=family, backlog=2048)
+        both = given.host == "::"  # then also at IPv4's addresses
+        listening = socket.create_server((given.host, given.port), family=family, backlog=2048, dualstack_ipv6=both)
     except (OSError, OverflowError) as error:
         raise InputError(
             f"--host {given.host} --port {given.port}: cannot be used ({reason(error)}): name another port"

@@ -91,7 +91,7 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
 
 def submit() -> None:
     words = sys.argv[1:]
-    split = [*words, "--"].index("--")
+    split = words.index("--") if "--" in words else len(words)
     arguments = parser().parse_args(words[:split])
     options = words[split + 1 :]
     if "--" not in words:

@@ -62,7 +62,7 @@ class ModelStates:
         self.zero = zero
         self.world_size = world_size
         self.adafactor = train.optimizer == "adafactor"
-        self.copies = 1 + on_cpu  # weights that are made flat or gathered, in the device's memory
+        self.copies = 2 if on_cpu else 1  # weights that are made flat or gathered, in the device's memory
         self.shapes = [parameter.shape for parameter in objective.parameters() if parameter.requires_grad]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.numel = sum(self.sizes)

@@ -228,7 +228,7 @@ def _argilla(row: Row) -> Read:
         if name.endswith(".responses"):
             for response, status in zip(_listed(row[name]), _listed(row[f"{name}.status"]), strict=True):
                 spans = _spans(name.removesuffix(".responses"), response)
-                submissions.append((spans, {"submitted": ANSWERED}.get(status, str(status))))
+                submissions.append((spans, ANSWERED if status == "submitted" else str(status)))
     return row, submissions
 
 

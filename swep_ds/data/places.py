@@ -47,7 +47,8 @@ def training_place(row: dict[str, Any], context: str, pairs: list[tuple[str, Any
         return stated_place(context, *pairs[0], choices)
     except Misplaced as fault:
         if choices.misplaced_answers == "error":
-            raise Misplaced(f"{fault}, or set data.misplaced_answers to find or drop") from None
+            ways = "drop" if MRQA_COLUMN in row or not _found_place(context, pairs) else "find or drop"
+            raise Misplaced(f"{fault}, or set data.misplaced_answers to {ways}") from None
     if choices.misplaced_answers == "drop" or MRQA_COLUMN in row:
         raise LeftOut("the answer is not at its place in the context: left out (data.misplaced_answers)")
     place = _found_place(context, pairs)

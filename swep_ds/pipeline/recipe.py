@@ -414,7 +414,7 @@ class Recipe(Section):
 
     def as_named(self, field: str) -> str:
         """The field as the user named it: a first stage has another name for its training data."""
-        return {"data.train": self.training_field}.get(field, field)
+        return self.training_field if field == "data.train" else field
 
     @property
     def test_sets(self) -> list[str]:

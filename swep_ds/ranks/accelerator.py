@@ -59,7 +59,7 @@ def lean_heap(on: bool) -> None:
     soon as they are freed. Otherwise it keeps them: faster, but often a second copy of the weights."""
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, {True: 2**20, False: 2**25}[on])
+        libc.mallopt(M_MMAP_THRESHOLD, 2**20 if on else 2**25)
         libc.mallopt(M_TRIM_THRESHOLD, 2**26)  # as glibc sets it for blocks of 32 MB
         libc.malloc_trim(0)
 

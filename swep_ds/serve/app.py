@@ -57,7 +57,7 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
         else:
             async for _ in request.stream():
                 pass  # a client that still sends would not read the reply
-            detail = f"the request is larger than {LARGEST:,} bytes, or has no Content-Length: ask for less"
+            detail = f"the request is larger than {LARGEST:,} bytes, or has no Content-Length: ask for less, or send it"
             response = Json({"detail": detail}, 413)
         response.headers.update(HEADERS)
         return response

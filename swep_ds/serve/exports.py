@@ -31,8 +31,8 @@ def _spans(row: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def table(rows: Rows) -> str:
-    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled. All that people
-    marked in one context for a question is in its row: lists, as JSON, where they are several."""
+    """CSV that a spreadsheet opens, and that `forecast --labelled` reads where questions were labelled in contexts of
+    their own. All that people marked in one context for a question is in its row, several as lists in JSON."""
     questions: dict[str, dict[str, list[dict[str, Any]]]] = {}  # by id and context the rows
     for row in rows:
         questions.setdefault(row.get("asked", row["id"]), {}).setdefault(row["context"], []).append(row)
@@ -60,8 +60,9 @@ def label_studio(rows: Rows) -> str:
         task = {"data": {name: row[name] for name in ("id", "question", "title", "context")}}
         task["annotations"] = [{"result": [_region(text, start) for text, start in _spans(row)]}]
         if said := row.get("said"):
-            places = [(said["answer"], said["start"])] * (said["start"] is not None)
-            regions = [_region(text, start) for text, start in places]
+            regions = []
+            if said["start"] is not None:
+                regions.append(_region(said["answer"], said["start"]))
             task["predictions"] = [{"score": said["confidence"], "result": regions}]
         tasks.append(task)
     return json.dumps(tasks, ensure_ascii=False)

@@ -49,7 +49,7 @@ class Verdicts:
         check_output("--output", path)
         self.path = path = path.resolve()  # what a link leads to
         self.rows: dict[str, dict[str, Any]] = {}
-        self._size = 0  # bytes
+        self._known = self._state()  # as this process left the file
         self._change = threading.Lock()
         self._alone = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
         with as_input_error(f"--output {path}: cannot be written", "name another file"):
@@ -77,28 +77,42 @@ class Verdicts:
                     f"--output {self.path}: line {number} is no verdict: correct or remove it, or name another file"
                 )
             self.rows[row["id"]] = row
-        self._size = len(content)
         if torn and last:
             log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
-            os.truncate(self.path, self._size)
-        self._append(
-            b"\n" * (not torn)
-        )  # an editor has removed it; nothing, too, shows whether the file can be written
+            os.truncate(self.path, len(content))
+            self._known = self._state()
+        if torn:
+            self._append(b"")  # shows whether the file can be written
+        else:
+            self._append(b"\n")  # an editor has removed it
+
+    def _state(self) -> tuple[int, ...] | None:
+        """The file's inode, size and time of change; None = there is none."""
+        if not self.path.exists():
+            return None
+        state = self.path.stat()
+        return state.st_ino, state.st_size, state.st_mtime_ns
+
+    def _check_known(self) -> None:
+        if self._state() != self._known:
+            raise InputError(f"{self.path}: another program has changed it: start the server again")
 
     def _append(self, content: bytes) -> None:
-        """Raises OSError: it cannot be written; nothing of it is. InputError: somebody else has changed the file."""
-        with self.path.open("ab", buffering=0) as file:
-            if file.tell() != self._size:
-                raise InputError(f"{self.path}: another program has changed it: start the server again")
-            try:
-                written = file.write(content)
-                if written < len(content):
-                    raise OSError(f"the disk took {written} of {len(content)} bytes")
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(self._size)
-                raise
-        self._size += len(content)
+        """Raises OSError: it cannot be written; nothing of it is. InputError: another program has changed the file."""
+        self._check_known()
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                size = file.tell()
+                try:
+                    written = file.write(content)
+                    if written < len(content):
+                        raise OSError(f"the disk took {written} of {len(content)} bytes")
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(size)
+                    raise
+        finally:
+            self._known = self._state()
 
     def add(self, row: dict[str, Any]) -> str:
         """Saves a row of `row_of`, and returns its id, which begins with that of the question that was `asked`, if it
@@ -117,10 +131,11 @@ class Verdicts:
         with self._change, as_input_error(f"{self.path}: the verdict is not removed", "make room there"):
             if id_ not in self.rows:
                 raise InputError("this verdict was removed before")
+            self._check_known()
             rows = {key: row for key, row in self.rows.items() if key != id_}
-            content = b"".join(map(_line, rows.values()))
-            write_atomically(self.path, content)
-            self.rows, self._size = rows, len(content)
+            write_atomically(self.path, b"".join(map(_line, rows.values())))
+            self._known = self._state()
+            self.rows = rows
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

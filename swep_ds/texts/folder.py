@@ -55,8 +55,12 @@ class FolderTexts:
         `known` state are taken to be readable."""
         states, others = self._listed()
         records = self._records()
-        for gone in {*records.glob("*.json")}.difference(records / _record_name(name) for name in states):
-            gone.unlink(missing_ok=True)
+        gone = {*records.glob("*.json")}.difference(records / _record_name(name) for name in states)
+        if gone:  # listings with links, or with more kinds of documents, keep records as well
+            files = self.folder.rglob("*")
+            gone.difference_update(records / _record_name(str(file.relative_to(self.folder))) for file in files)
+        for record in gone:
+            record.unlink(missing_ok=True)
         known = known or {}
         unknown = {name: state for name, state in states.items() if not state or known.get(name) != state}
         left_out = {name: outcome for name, outcome in self._read(unknown) if isinstance(outcome, str)}

@@ -125,7 +125,7 @@ def test_an_offset_of_minus_one_is_not_known():
 
 def test_misplaced_answers_of_mrqa():
     row = {"detected_answers": [{"text": "Mill", "char_spans": [[0, 3]]}]}
-    assert "set data.misplaced_answers to find or drop" in refused(training_place, row, CONTEXT, [], STRICT)
+    assert "set data.misplaced_answers to drop" in refused(training_place, row, CONTEXT, [], STRICT)
     for choices in (FIND, DROP):
         with pytest.raises(LeftOut):
             training_place(row, CONTEXT, [], choices)
