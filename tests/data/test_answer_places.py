@@ -104,6 +104,7 @@ CONTEXT = "🏺 Ada  Brook built the Mill in 1931. The mill burnt in 1977, and B
 def test_misplaced_answers_are_refused_found_or_left_out(pairs, trained, reason):
     said = refused(training_place, {}, CONTEXT, pairs, STRICT)
     assert "set data.misplaced_answers" in said
+    assert said.endswith("to find or drop") == bool(trained)
     assert ("UTF-16" in said) == ("UTF-16" in reason)
     with pytest.raises(LeftOut, match=r"left out \(data\.misplaced_answers\)"):
         training_place({}, CONTEXT, pairs, DROP)
