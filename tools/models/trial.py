@@ -287,7 +287,7 @@ class Trial:
                 config["zero_optimization"]["stage3_param_persistence_threshold"] = 0  # else tiny ones stay whole
             file.write_text(json.dumps(config), encoding="utf-8")
             objective = Objective(qa, build(method, qa.hidden_size, qa.embedding_size), 0)
-            setup = {"world_size": 1, "micro_steps": 1, "hidden_size": qa.hidden_size, "on_cpu": True}
+            setup = {"world_size": 1, "backwards": 1, "hidden_size": qa.hidden_size, "on_cpu": True}
             config = complete_ds_config(str(file), recipe.train, **setup)
             with process_group():
                 engine = build_engine(objective, config, recipe.train, 2)
