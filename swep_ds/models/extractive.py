@@ -43,7 +43,8 @@ class ExtractiveQA(QAModel):
     @cached_property
     def position_of_padding(self) -> int | None:
         """The position of padding, for a model with `counted_positions`; it is also the id of its padding token."""
-        return getattr(counted_positions(self.base), "padding_idx", None)
+        table = counted_positions(self.base)
+        return table.padding_idx if table else None
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean of the start's and the end's cross-entropy over all positions, as

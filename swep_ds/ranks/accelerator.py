@@ -21,7 +21,8 @@ def device_type() -> str:
     """PyTorch's name for the kind of device that computes, such as "cuda" or "cpu"."""
     if named := os.environ.get("DS_ACCELERATOR"):
         return named
-    return getattr(torch.accelerator.current_accelerator(check_available=True), "type", "cpu")
+    available = torch.accelerator.current_accelerator(check_available=True)
+    return available.type if available else "cpu"
 
 
 def device() -> torch.device:

@@ -85,6 +85,8 @@ class Session:
             question, name, context, first = example.question, example.article, example.context, 0
             label = {"asked": example.id, "stratum": self.labels.stratum_of[example.id]}
         if self.texts:
+            if verdict.start is not None and verdict.text is None:
+                raise InputError("text and version: give those of the text in which the words are marked")
             name, context, first = self._context(question, verdict)
         said = verdict.said and _said(verdict.said, name, context, first)
         return self.verdicts.add(row_of(question, name, context, verdict.after(first), said) | label)

@@ -39,7 +39,7 @@ def row_of(question: str, title: str, context: str, span: tuple[int, int] | None
 
 class Verdicts:
     """The rows of a file of JSON lines, by id, in their order. A row is on disk when `add` returns; the first one makes
-    the file. `rows` is replaced where it changes: what reads it elsewhere goes on with the former ones.
+    the file. A change replaces `rows`, so that another thread that reads it keeps the earlier ones.
 
     What a process that was killed has left of a line, which it did not call saved, is removed. Raises InputError: the
     file cannot be written, holds something else, or another process adds to it.

@@ -259,6 +259,8 @@ def test_corrections_hold_what_the_model_said(client, session):
         {"text": "none.txt", "version": version, "start": 0, "end": 1},
     ):
         assert client.post("/verdicts", json={"question": "zebra", **bad}).status_code == 422
+    unplaced = client.post("/verdicts", json={"question": "zebra", "start": 0, "end": 1})
+    assert "give those of the text in which the words are marked" in unplaced.json()["detail"]
 
 
 def test_a_correction_late_in_a_long_text_has_its_places_in_the_context(client, session):

@@ -18,7 +18,7 @@ from swep_ds.serve.exports import EXPORTS
 from swep_ds.serve.verdicts import Verdicts, row_of
 from tests.support.bad_input import refused
 
-TITLE, OTHER = "visits/a,b.txt", "Nobody =1+1 did."
+TITLE, OTHER = "visits/a,b.txt", "Sister =1+1 did."
 CONTEXT = 'A \U0001f3db\r\nFounded in 1852, by "Agnes, Palder" of Elbing; 1852 was cold.\u2028Tram 4.'
 SAID = {"answer": "1852", "probability": 0.5, "confidence": 0.75, "start": 16, "end": 20}
 # by question, its context, where words of it were marked, what the model said, and whether that is right
@@ -140,7 +140,7 @@ def test_what_two_people_marked_is_in_one_row_of_the_table(verdicts, file):
         ("q 1", ("1852",)),
         ("q 2", (CONTEXT[23:25],)),
         ("q 3", ()),
-        (rows[-1]["id"], ("Nobody",)),
+        (rows[-1]["id"], ("Sister",)),
     ]
     table.write_text(EXPORTS["pairs.csv"](rows), encoding="utf-8", newline="")
     assert read(table, False)[0].answers == ("1852", "1852")
