@@ -84,7 +84,7 @@ class ModelStates:
         # one bucket for each dtype of gradients; autocast's have two, of 2 and 4 bytes
         self.sends_half = train.precision == "autocast"
         self.bucket = zero.reduce_bucket_size * (self.width + 2 * self.sends_half)
-        self.coalesced = self.width * self.numel * train.coalesce_grad_reduction
+        self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
         # stage_1_and_2.py: the flat buffer is padded to 2 w elements on w ranks
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
         # below ZeRO-3: whole weights, and a part of the optimizer
@@ -156,7 +156,7 @@ class ModelStates:
             for rank in range((end - size) // part, (end - 1) // part + 1):
                 touched[rank] += size
         gradients = width * max(touched)
-        accumulated = gradients * self.accumulates
+        accumulated = gradients if self.accumulates else 0
         # step(): averaged gradients, flat, then float32; then Adam
         flattening = gradients + width * part
         if width < 4:
