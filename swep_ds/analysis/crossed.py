@@ -24,18 +24,21 @@ and E are sums over the sets divided by M^2, since questions do not. tests/analy
 coverage.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from swep_ds.analysis.labelled import AIM
 from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import LEVEL
 
 MIN_SEEDS = 3  # fewer give no interval
 MIN_TEXTS = 5  # effective clusters in each set; with fewer in one of them the interval is too narrow
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
+WIDE = 5.0  # points: half the width of an interval that leaves the size of a difference open
 POINTS = 100.0  # the most by which two scores differ
 ROUNDING = 1e-18  # a variance, in squared points
 
@@ -104,6 +107,22 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
     scale = effective / (effective - 1) / questions**2
     residuals = np.square(sums - mean_sums[..., None, :]).sum((-2, -1)) / max(seeds - 1, 1)
     return scale * np.square(mean_sums).sum(-1), scale * residuals / seeds, effective
+
+
+def not_shown(questions: int, low: float, high: float) -> str:
+    """What so many questions do not show of a difference in F1 with this interval, and about how many more like them
+    would narrow it to +- `AIM`: a clause; "" if they show the difference and its size."""
+    half = (high - low) / 2
+    if low <= 0 <= high:
+        clause = f"these {questions} questions do not show a difference in F1"
+    elif half > WIDE:
+        clause = f"these {questions} questions show a difference in F1, but not how large it is"
+    else:
+        return ""
+    if half > AIM:
+        more = math.ceil(questions * ((half / AIM) ** 2 - 1))  # the width goes by the root of their number
+        clause += f", and about {more} more like them would give it to within {AIM:g} points"
+    return clause
 
 
 def holm(p: Sequence[float]) -> list[float]:

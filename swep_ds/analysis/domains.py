@@ -122,7 +122,8 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
     rows = []
     for name, of_set in values.items():
         gained, lost = counts[name].tolist()
-        rows.append(Domain(name, *map(Interval.of, of_set.T), gained=gained, lost=lost))
+        total = None if name == MEAN else len(answered[name])
+        rows.append(Domain(name, *map(Interval.of, of_set.T), total, gained=gained, lost=lost))
     return rows
 
 

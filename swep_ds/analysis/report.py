@@ -6,20 +6,24 @@ is left out, and the page says so.
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
 from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, most_changed, read_answered
 from swep_ds.analysis.charts import confidence, learning_curves
+from swep_ds.analysis.crossed import not_shown
 from swep_ds.analysis.domains import changes, domains
 from swep_ds.analysis.noise_report import noise_effect, noise_size
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines, write_atomically
 from swep_ds.common.pages import template
 from swep_ds.common.settings import flatten
+from swep_ds.evaluation.calibration import LEVEL, MIN_CLUSTERS
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.kernels import MODES
 from swep_ds.methods.settings import dose
@@ -33,11 +37,15 @@ SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median
 WAITING = 0.1  # a rank waits for data above this share of an update
 AnsweredSets = Mapping[str, Sequence[Answered]]  # by data set
 Tables = dict[str, tuple[list[str], list[list[Any]]]]  # (columns, rows)
+Say = Callable[[str | Table], None]
 
 
-def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> tuple[str, Tables]:
+def write_report(
+    folder: Path, against: Path | None = None, output: Path | None = None, say: Say = lambda _: None
+) -> tuple[str, Tables]:
     """Makes the report of a run's folder and writes it there, or to `output`; returns the page and its tables.
-    `against`: the folder of another run, usually plain fine-tuning, to compare the answers with.
+    `against`: the folder of another run, usually plain fine-tuning, to compare the answers with. `say` gets the table
+    of this comparison, and what its questions do not show.
 
     Raises InputError: a folder without a run or with damaged files, or `against` without answers to these questions.
     """
@@ -100,6 +108,8 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     }
     html = template("analysis/report.html.jinja").render(content)
     write_atomically(output or folder / REPORT, html)
+    if compared:
+        _say_changes(compared, say)
     return html, _tables(results, answered)
 
 
@@ -125,14 +135,45 @@ def _compared(
     here = flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
     there = flatten(other.model_dump(mode="json")) | {"global batch": run.global_batch(other, results.world_size)}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    rows = changes(answered, names)
+    notes = []
+    for row in rows:
+        if row.f1.low is None:
+            few = f"they are about fewer than {MIN_CLUSTERS} texts, too few for an interval"
+            notes.append(f"{row.name}: these questions do not show a difference: {few}.")
+        elif row.total and (clause := not_shown(row.total, row.f1.low, row.f1.high)):
+            notes.append(f"{row.name}: {clause}.")
+    compared = {row.name for row in rows}
+    if left_out := [name for name in names if name not in compared]:
+        notes.append(f"Not compared: {', '.join(left_out)}. The other run did not answer the same questions.")
     with_answer = {name: [item for item in items if item.example.answers] for name, items in answered.items()}
     return {
         "title": f"{against.name} ({results.method}, seed {results.seed})",
-        "rows": changes(answered, names),
+        "rows": rows,
+        "notes": notes,
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer, names)},
         "settings": [(name, here.get(name), there.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
+
+
+def _say_changes(compared: Mapping[str, Any], say: Say) -> None:
+    title = f"this run less {compared['title']}, in points, with {LEVEL} % intervals over questions"
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("data set")
+    for column in ("EM", "F1", "gained", "lost", "questions"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in compared["rows"]:
+        cells = []
+        for change in (row.exact_match, row.f1):
+            cells.append(f"{change.value:+.2f}")
+            if change.low is not None:
+                cells[-1] += f"\n{change.low:+.2f} to {change.high:+.2f}"
+        table.add_row(row.name, *cells, str(row.gained), str(row.lost), str(row.total or ""))
+    if compared["rows"]:
+        say(table)
+    for line in compared["notes"]:
+        say(line)
 
 
 def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> list[dict[str, Any]]:

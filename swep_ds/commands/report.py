@@ -7,6 +7,7 @@ A finished run has written its report.html; for one that is not finished, the pa
 """
 
 from swep_ds.commands.cli import Parser
+from swep_ds.common.console import Console
 from swep_ds.common.files import check_output, user_path
 
 
@@ -21,5 +22,5 @@ def report() -> None:
 
     from swep_ds.analysis.report import write_report  # takes seconds: after the arguments are checked
 
-    write_report(arguments.run, arguments.against, arguments.output)
+    write_report(arguments.run, arguments.against, arguments.output, Console().print)
     print(f"report in {arguments.output or arguments.run / 'report.html'}")

@@ -1,5 +1,7 @@
 """Crossed intervals against plain loops, the analysis of variance and simulated experiments."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -157,3 +159,24 @@ def test_holm_is_the_step_down_rule():
     assert crossed.holm([0.04, 0.001, 0.03, 0.5, 0.02]) == pytest.approx([0.09, 0.005, 0.09, 0.5, 0.08])
     assert crossed.holm([0.7, 0.6]) == [1.0, 1.0]
     assert crossed.holm([]) == []
+
+
+def test_so_many_more_questions_as_it_says_narrow_the_interval_to_3_points():
+    rng = np.random.default_rng(0)
+    halves = []
+    for _ in range(40):
+        values = rng.choice([-100.0, 0.0, 100.0], 60, p=[0.1, 0.75, 0.15])
+        low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        clause = crossed.not_shown(60, low, high)
+        assert clause.startswith("these 60 questions do not show a difference in F1, ") == (low <= 0 <= high)
+        more = int(re.search("about (.*) more like them would give it to within 3 points", clause)[1])
+        more_values = rng.choice([-100.0, 0.0, 100.0], 60 + more, p=[0.1, 0.75, 0.15])
+        halves.append(np.ptp(stats.ttest_1samp(more_values, 0).confidence_interval(0.95)) / 2)
+    assert np.mean(halves) == pytest.approx(3, abs=0.2)
+
+
+def test_a_difference_that_is_shown_needs_no_remark():
+    assert crossed.not_shown(400, 1.0, 9.0) == ""
+    wide = "these 20 questions show a difference in F1, but not how large it is, and about 147 more like them"
+    assert wide in crossed.not_shown(20, 2.0, 19.3)  # 20 (8.65 / 3)^2 - 20 = 146.3
+    assert crossed.not_shown(9000, -1.0, 2.0) == "these 9000 questions do not show a difference in F1"

@@ -222,8 +222,45 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
     assert " data.eval.second " in shown
     assert MEAN not in shown
+    few = "squad: these questions do not show a difference: they are about fewer than 10 texts"
+    few += ", too few for an interval."
+    assert few in shown
+    told = []
+    report.write_report(run, other, say=told.append)
+    assert told[1:] == [few, "Not compared: second. The other run did not answer the same questions."]
     shutil.rmtree(other / "predictions")
     assert "answers none of the questions" in refused(report.write_report, run, other)
+
+
+def test_the_terminal_has_the_differences_and_what_they_do_not_show(run, home, monkeypatch, capsys):
+    """Thirty texts with a question each. The first run has 18 right, the other those but the first and three more."""
+    articles, answers = [], ({}, {})
+    for n in range(30):
+        qa = {"id": f"q{n}", "question": f"Who, {n}?", "answers": [{"text": "abbot", "answer_start": 4}]}
+        articles.append({"title": f"t{n}", "paragraphs": [{"context": f"The abbot of {n}.", "qas": [qa]}]})
+        answers[0][f"q{n}"] = "abbot" if n < 18 else "of"
+        answers[1][f"q{n}"] = "abbot" if 0 < n < 21 else "of"
+    asked = run.parent / "asked.json"
+    asked.write_text(json.dumps({"data": articles}))
+    other = Path(shutil.copytree(home / "other", run.parent / "before"))
+    for folder, predictions in zip((run, other), answers, strict=True):
+        change_data(folder, eval={"squad": str(asked)})
+        (folder / "predictions" / "squad.json").write_text(json.dumps(predictions))
+        em = 100 * sum(text == "abbot" for text in predictions.values()) / 30
+        change_json(folder / "results.json", eval={"squad": {"exact_match": em, "f1": em, "total": 30}})
+    monkeypatch.setattr(sys, "argv", ["report", str(run), "--against", str(other)])
+    command()
+    printed = capsys.readouterr().out
+    bounds = r"-([\d.]+) to \+([\d.]+)"
+    row = rf"squad +│ +-6\.67 │ +-6\.67 │ +1 │ +3 │ +30 │\n│ +│ {bounds} │ {bounds} │"
+    low, high = map(float, re.search(row, printed).groups()[2:])
+    values = np.array([1] + [0] * 17 + [-1] * 3 + [0] * 9) * 100
+    means = values[np.random.default_rng(0).integers(30, size=(4000, 30))].mean(1)
+    assert (-low, high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=2)
+    more = re.search(r"squad: these 30 questions do not show a difference in F1, and about (\d+) more like", printed)
+    assert int(more[1]) == pytest.approx(30 * ((high + low) / 2 / 3) ** 2 - 30, abs=1)
+    assert more[0] in Page((run / "report.html").read_text()).texts["against"]
+    assert printed.endswith(f"\nreport in {run / 'report.html'}\n")
 
 
 def test_answers_that_the_rules_do_not_know_are_named_with_a_scorer(run, monkeypatch):
@@ -266,7 +303,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
 def test_the_command_hands_on_its_arguments(monkeypatch, capsys):
     given = []
     monkeypatch.setattr(sys, "argv", ["report", "run", "--against", "other", "--output", "page.html"])
-    monkeypatch.setattr(report, "write_report", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(report, "write_report", lambda *arguments: given.append(arguments[:3]))
     command()
     assert given == [(Path("run"), Path("other"), Path("page.html"))]
     assert capsys.readouterr().out == "report in page.html\n"
