@@ -1,11 +1,15 @@
 """Files of predictions that any program wrote: their scores and differences, with intervals over questions."""
 
-from collections.abc import Sequence
+import csv
+import io
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from swep_ds.analysis.crossed import LEVEL, MIN_TEXTS, estimate
+from swep_ds.analysis.crossed import LEVEL, MIN_TEXTS, estimate, not_shown
 from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import read_json, read_text
 from swep_ds.common.settings import validate
@@ -17,18 +21,26 @@ from swep_ds.evaluation.results import print_scores
 from swep_ds.pipeline.examples import read_reported
 from swep_ds.pipeline.recipe import EvalSection
 from swep_ds.ranks.environment import warn_once
+from swep_ds.texts.folder import FolderTexts
+from swep_ds.texts.pairs import PairLocator
 
 FORMS = 'give {"ID": "ANSWER"}, {"ID": [{"text": "ANSWER"}]} or rows {"id": "ID", "prediction_text": "ANSWER"}'
 
 
-def read_prediction_file(path: Path) -> dict[str, str]:
-    """Answers by question id. Raises InputError: a form that `swep-ds score --help` does not name, or a repeated id."""
+def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """By question id the answers, and the questions of rows that have them. Raises InputError: a form that `swep-ds
+    score --help` does not name, or a repeated id."""
     content = read_text(path)
-    with at(str(path)):
-        rows = [row for _, row in json_items(content, ())]
+    if path.suffix.lower() == ".csv":
+        csv.field_size_limit(sys.maxsize)
+        rows = [*csv.DictReader(io.StringIO(content, newline=""))]
+    else:
+        with at(str(path)):
+            rows = [row for _, row in json_items(content, ())]
     if len(rows) == 1 and isinstance(rows[0], dict) and "id" not in rows[0]:
         rows = [{"id": id_, "answer": answer} for id_, answer in read_json(path).items()]  # refuses a repeated id
     predictions: dict[str, str] = {}
+    questions: dict[str, str] = {}
     for row in rows:
         match row:
             case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)}:
@@ -40,50 +52,101 @@ def read_prediction_file(path: Path) -> dict[str, str]:
         if id_ in predictions:
             raise InputError(f"{path}: the id {excerpt(id_)} is given twice: keep one")
         predictions[id_] = text
-    return predictions
+        if isinstance(row.get("question"), str):
+            questions[id_] = row["question"]
+    return predictions, questions
 
 
-def score_files(files: Sequence[Path], data: str, scorer: str, language: str, columns: Columns) -> None:
-    """Prints EM and F1 of each file on the questions of the source `data`, and those of each less the first file's.
+def _known(
+    path: str, predictions: Mapping[str, str], questions: Mapping[str, str], asked: Mapping[str, str]
+) -> dict[str, str]:
+    """The predictions for the questions `asked`, by the ids that these have. If all rows have questions, and an id is
+    that of another question or no id is known, the questions decide: `swep-ds answer` may have numbered the rows of
+    another file. Raises InputError: two of these questions are the same."""
+    known = predictions.keys() & asked.keys()
+    plain = {id_: " ".join(question.split()) for id_, question in questions.items()}
+    wanted = {id_: " ".join(question.split()) for id_, question in asked.items()}
+    if len(plain) < len(predictions) or (known and all(plain[id_] == wanted[id_] for id_ in known)):
+        return {id_: text for id_, text in predictions.items() if id_ in known}
+    counts = Counter(plain.values()), Counter(wanted.values())
+    by_question = {plain[id_]: text for id_, text in predictions.items() if plain[id_] in counts[1]}
+    for question in by_question:
+        if max(count[question] for count in counts) > 1:
+            fix = "ask the questions of --data itself"
+            raise InputError(f"{path}: its ids are not those of --data, and {excerpt(question)} is asked twice: {fix}")
+    if by_question:
+        warn_once(f"{path}: its ids are not those of --data: its answers are known by their questions")
+    return {id_: by_question[question] for id_, question in wanted.items() if question in by_question}
 
-    `scorer` and `language` as in the recipe's section `eval`, `columns` as in `Choices`. A question without a
-    prediction scores 0. Raises InputError: as `read_prediction_file`; the data cannot be read or have no answers; or a
-    file has no prediction for any question.
+
+def score_files(
+    files: Sequence[Path], data: str, texts: FolderTexts | None, scorer: str, language: str, columns: Columns
+) -> None:
+    """Prints EM and F1 of each file on the questions of the source `data`, and those of each less the first file's over
+    the questions that both answer.
+
+    `texts` has the documents that the questions name. `scorer` and `language` as in the recipe's section `eval`,
+    `columns` as in `Choices`. A question without a prediction scores 0. Raises InputError: as `read_prediction_file`;
+    the data cannot be read or have no answers; or a file has no prediction for any question.
     """
     rules = validate(EvalSection, {"scorer": scorer, "language": language}, "--scorer").scorer_of(data)
-    predictions = {str(file): read_prediction_file(file) for file in files}
-    examples = read_reported("--data", data, Choices(unanswerable="train", columns=columns), [], training=False)
+    read = {str(file): read_prediction_file(file) for file in files}
+    choices = Choices(unanswerable="train", columns=columns, locate=texts and PairLocator(texts))
+    examples = read_reported("--data", data, choices, [], training=False)
     if examples[0].withheld:
         raise InputError(f"--data {data}: its answers are withheld: give data with answers")
+    asked = {example.id: example.question for example in examples}
     golds = {example.id: example.answers for example in examples}
     if advice := rules.advice(data, golds):
         warn_once(advice)
     points: dict[str, np.ndarray] = {}  # EM and F1 of each question [2, Q], in percent
-    for file, answers in predictions.items():
-        known = len(answers.keys() & golds.keys())
-        if not known:
-            ids = f"{excerpt(next(iter(answers), None))} is not, {excerpt(next(iter(golds)))} is"
+    has: dict[str, np.ndarray] = {}  # whether the file has a prediction for each question [Q]
+    for file, (predictions, questions) in read.items():
+        answers = _known(file, predictions, questions, asked)
+        if not answers:
+            ids = f"{excerpt(next(iter(predictions), None))} is not, {excerpt(next(iter(golds)))} is"
             raise InputError(f"{file}: none of its ids is one of --data {data} ({ids}): give the data that it answers")
-        if known < len(golds):
-            warn_once(f"{file}: no prediction for {len(golds) - known} of {len(golds)} questions: they score 0")
-        if known < len(answers):
-            warn_once(f"{file}: {len(answers) - known} of {len(answers)} predictions have no question: left out")
+        if len(answers) < len(golds):
+            warn_once(f"{file}: no prediction for {len(golds) - len(answers)} of {len(golds)} questions: they score 0")
+        if len(answers) < len(predictions):
+            unknown = f"{len(predictions) - len(answers)} of {len(predictions)} predictions have no question"
+            warn_once(f"{file}: {unknown}: left out")
         points[file] = 100 * np.array([*rules.by_question(answers, golds).values()]).T
+        has[file] = np.array([id_ in answers for id_ in golds])
         print_scores({data: rules.score(answers, golds)}, f"{file}, scoring rules {rules.name(golds)}")
-    _print_intervals(points, clusters(examples))
+    _print_intervals(points, has, clusters(examples))
 
 
-def _print_intervals(points: dict[str, np.ndarray], cluster_Q: np.ndarray) -> None:
+def _print_intervals(points: dict[str, np.ndarray], has: dict[str, np.ndarray], cluster_Q: np.ndarray) -> None:
     if effective_clusters(cluster_Q) < MIN_TEXTS:
         print(f"no intervals: the questions are about fewer than {MIN_TEXTS} texts")
         return
     print(f"{LEVEL} % intervals over questions, those about one text together:")
     first, *others = points
-    differences = {f"{other} less {first}": points[other] - points[first] for other in others}
-    for name, values_2Q in (points | differences).items():
-        known = estimate([(values_2Q[:, None], cluster_Q)])
-        lowest, p = 0, ""
-        if name in differences:
-            lowest, p = -100, ", p = {:.2g} and {:.2g}".format(*known.p())
-        em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, *np.clip(known.interval(), lowest, 100))
-        print(f"    {name}: EM {em}, F1 {f1}{p}")
+    for name, values_2Q in points.items():
+        print(f"    {name}: {_interval(values_2Q, cluster_Q, 0)[0]}")
+    for other in others:
+        both = has[other] & has[first]
+        text, clause = _interval((points[other] - points[first])[:, both], cluster_Q[both], -100)
+        print(f"    {other} less {first}: {text}")
+        if not both.all():
+            missing = f"{(~has[first]).sum()} are missing in {first}, {(~has[other]).sum()} in {other}"
+            print(f"        over the {both.sum()} of {len(both)} questions that both files answer: {missing}")
+        if clause:
+            print(f"        {clause}")
+
+
+def _interval(values_2Q: np.ndarray, cluster_Q: np.ndarray, lowest: int) -> tuple[str, str]:
+    """The mean EM and F1 with their intervals and, of differences, p values, as a text; and what differences do not
+    show. `lowest`: the least that they can be."""
+    questions = len(cluster_Q)
+    _, cluster_Q = np.unique(cluster_Q, return_inverse=True)  # some may have no questions
+    if not questions or effective_clusters(cluster_Q) < MIN_TEXTS:
+        return f"no interval: these questions are about fewer than {MIN_TEXTS} texts", ""
+    known = estimate([(values_2Q[:, None], cluster_Q)])
+    low_2, high_2 = np.clip(known.interval(), lowest, 100)
+    em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, low_2, high_2)
+    text = f"EM {em}, F1 {f1}"
+    if lowest == 0:
+        return text, ""
+    return text + ", p = {:.2g} and {:.2g}".format(*known.p()), not_shown(questions, low_2[1], high_2[1])

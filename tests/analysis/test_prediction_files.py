@@ -1,5 +1,7 @@
 """`swep-ds score`: files of predictions in every form, against the rules and the intervals written a second time."""
 
+import csv
+import io
 import json
 import re
 import sys
@@ -31,12 +33,15 @@ FORMS = {
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "bom"])
 def test_every_form_gives_the_same_answers(form, mark, tmp_path):
     (tmp_path / "file").write_text(mark + FORMS[form], encoding="utf-8")
-    assert read_prediction_file(tmp_path / "file") == WANTED
+    questions = {}
+    if form == "answer":
+        questions = dict.fromkeys(WANTED, "?")
+    assert read_prediction_file(tmp_path / "file") == (WANTED, questions)
 
 
 def test_a_single_row_is_no_file_of_two_questions(tmp_path):
     (tmp_path / "file").write_text(json.dumps(ROWS[0]))
-    assert read_prediction_file(tmp_path / "file") == {"1": "Zürich"}
+    assert read_prediction_file(tmp_path / "file") == ({"1": "Zürich"}, {})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,10 @@ def scored(tmp_path, monkeypatch, capsys):
             rows.append({"id": id_, "question": f"Which, {number}?", "context": text, "answers": answers})
         (tmp_path / "data.json").write_text(json.dumps(rows))
         for name, predictions in files.items():
-            (tmp_path / name).write_text(json.dumps(predictions))
+            if isinstance(predictions, str):
+                (tmp_path / name).write_bytes(predictions.encode())
+            else:
+                (tmp_path / name).write_text(json.dumps(predictions))
         monkeypatch.setattr(sys, "argv", ["swep-ds score", *files, "--data", "data.json", *words])
         score()
         return capsys.readouterr().out
@@ -123,9 +131,10 @@ def test_scores_are_the_official_ones_and_differences_students_t(v2, scored):
     for part, chosen in (("with an", 1), ("without an", 0)) if v2 else ():
         em, f1 = new_Q2[[bool(answers) == chosen for answers in golds.values()]].mean(0)
         assert re.search(rf" {part} answer +│ +{em:.2f} │ +{f1:.2f} │", printed)
+    assert "over the 238 of 240 questions that both files answer: 0 are missing in before.json, 2 in after.j" in printed
     for column in range(2):
-        tested = stats.ttest_rel(new_Q2[:, column], old_Q2[:, column])
-        wanted = [(new_Q2 - old_Q2).mean(0)[column], *tested.confidence_interval(0.95), tested.pvalue]
+        tested = stats.ttest_rel(new_Q2[2:, column], old_Q2[2:, column])
+        wanted = [(new_Q2 - old_Q2)[2:].mean(0)[column], *tested.confidence_interval(0.95), tested.pvalue]
         assert line("after.json less before.json", printed)[column] == pytest.approx(wanted, rel=0.05, abs=0.006)
         wanted = stats.ttest_1samp(old_Q2[:, column], 0).confidence_interval(0.95)
         assert line("before.json", printed)[column] == pytest.approx([old_Q2[:, column].mean(), *wanted], abs=0.006)
@@ -155,6 +164,76 @@ def test_what_is_missing_or_unknown_is_counted(scored, caplog):
     assert perfect[0, 2] == 100 > perfect[0, 1] > 0  # eight right answers do not prove that all would be
 
 
+def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(scored):
+    """Of 40 questions each file lacks ten; on the 20 that both have, 12 are right before and 15 after."""
+    golds = {f"q{n}": ["cats"] for n in range(40)}
+    before = {f"q{n}": "cats" if n < 22 else "dog" for n in range(30)}
+    after = {f"q{n}": "cats" if n < 25 else "dog" for n in range(10, 40)}
+    printed = scored(golds, {"old": before, "new": after, "third": {f"q{n}": "cats" for n in range(30, 33)}})
+    assert [line(name, printed)[0, 0] for name in ("old", "new", "new less old")] == [55, 37.5, 15]
+    values = [100.0] * 3 + [0.0] * 17
+    interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert line("new less old", printed)[0, 1:3] == pytest.approx([*interval], rel=0.05)
+    assert "over the 20 of 40 questions that both files answer: 10 are missing in old, 10 in new\n" in printed
+    assert "    third less old: no interval: these questions are about fewer than 5 texts\n" in printed
+    [said] = re.findall("these 20 questions do not show a difference in F1, and about (.*) more like them", printed)
+    half = np.ptp(line("new less old", printed)[1, 1:3]) / 2
+    assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, abs=1)
+    many = {f"q{n}": ["cats"] for n in range(4000)}  # 30 points apart: the questions show it
+    worse = {id_: "cats" if n % 10 < 7 else "dog" for n, id_ in enumerate(many)}
+    shown = scored(many, {"old": worse, "new": dict.fromkeys(many, "cats")})
+    assert "missing" not in shown
+    assert "do not show" not in shown
+
+
+def rows_of(answers: dict[str, str], ids: str) -> str:
+    """What `swep-ds answer --output answers.csv` writes about questions numbered in another file."""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, ["id", "question", "answer", "name"], lineterminator="\r\n")
+    writer.writeheader()
+    for number, (question, answer) in enumerate(answers.items()):
+        writer.writerow({"id": f"{ids}{number}", "question": question, "answer": answer, "name": "a, b.pdf"})
+    return "\ufeff" + file.getvalue()
+
+
+def test_answers_with_other_ids_are_known_by_their_questions(scored, caplog):
+    golds = {f"q{n}": ["12.0"] for n in range(8)}
+    right = {f"Which,  {n}?": "12.0" if n < 6 else "" for n in range(8)}  # a float would be "12" or "12.0000"
+    for ids, is_said in (("q", False), ("asked.csv-", True)):
+        caplog.clear()
+        assert line("a.csv", scored(golds, {"a.csv": rows_of(right, ids)}))[0, 0] == 75
+        assert ("a.csv: its ids are not those of --data: its answers are known by" in caplog.text) == is_said
+    moved = rows_of({question: right[question] for question in reversed(right)}, "q")  # ids of other questions
+    assert line("a.csv", scored(golds, {"a.csv": moved}))[0, 0] == 75
+    assert "its answers are known by their questions" in caplog.text
+    lacking = rows_of({"Which, 7?": "12.0", "Who?": "12.0"}, "x")
+    assert line("a.csv", scored(golds, {"a.csv": lacking}))[0, 0] == 12.5
+    assert "a.csv: 1 of 2 predictions have no question: left out" in caplog.text
+    twice = refused(scored, golds, {"a.csv": rows_of({"Which, 0?": "a", "Which, 0? ": "b"}, "x")})
+    assert twice.startswith("a.csv: its ids are not those of --data, and 'Which, 0?' is asked twice: ask the questions")
+    assert "none of its ids is one of" in refused(scored, golds, {"a.csv": rows_of({"Who?": "12.0"}, "x")})
+
+
+def test_questions_that_name_documents_are_scored_with_their_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    rows = ["question,answer,document"]
+    for n in range(6):
+        Path(f"docs/t{n}.txt").write_text(f"The cat number {n} was seen in 190{n} by a dog.")
+        rows.append(f"When was it seen?,190{n},t{n}")
+    Path("pairs.csv").write_text("\n".join(rows))
+    answers = [{"id": f"pairs.csv-{n + 2}", "question": "When was it seen?", "answer": f"190{n}"} for n in range(6)]
+    for name, right in (("old", 3), ("new", 6)):
+        given = [row | ({} if n < right else {"answer": ""}) for n, row in enumerate(answers)]
+        Path(name).write_text("\n".join(map(json.dumps, given)))
+    words = ["swep-ds score", "old", "new", "--data", "pairs.csv"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert "name the folder of documents in data.texts (--texts)" in refused(score)
+    monkeypatch.setattr(sys, "argv", [*words, "--texts", "docs"])
+    score()
+    assert line("new less old", capsys.readouterr().out)[0, 0] == 50
+
+
 def test_mistakes_are_named(scored):
     golds = {f"q{n}": ["cats"] for n in range(8)}
     given = dict.fromkeys(golds, "cats")
@@ -165,7 +244,7 @@ def test_mistakes_are_named(scored):
         ([Path("f"), "f"], "--data: f: line 1: has no column question, context, answers (found: ['x'])"),
         ([Path("g"), "data.json"], "g: no such file"),
     ):
-        assert refused(score_files, words[:1], words[1], "squad", "en", ()).startswith(said)
+        assert refused(score_files, words[:1], words[1], None, "squad", "en", ()).startswith(said)
     hidden = refused(scored, dict.fromkeys(golds), {"f": given})
     assert hidden == "--data data.json: its answers are withheld: give data with answers"
     assert "only scorer mlqa has rules by language" in refused(scored, golds, {"f": given}, "--language", "de")
