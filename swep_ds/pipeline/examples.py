@@ -1,13 +1,14 @@
 """Recipe -> examples: the questions that a run trains on and tests on, and whether its files have changed since."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import groupby
+from itertools import combinations, groupby
 
 import numpy as np
 
 from swep_ds.common.errors import InputError, at
+from swep_ds.data.answers import normalize_answer
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -18,6 +19,8 @@ from swep_ds.ranks.environment import warn_once
 
 Remarks = list[dict[str, str]]  # rows of remarks.jsonl
 ABOUT_HELD_OUT = "about a held-out article: left out"
+CONTRADICTED = "another row has another answer from the same text, and both are trained on: remove what is wrong"
+MOST_COMPARED = 100  # questions with the same words about one text, of which generated data may have many
 
 
 def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[Example], dict[str, list[Example]]]:
@@ -54,10 +57,37 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         raise InputError(f"{recipe.training_field} {data.trained_on()}: no question has an answer: give some with one")
     if remarks is not None:
         warn_of_known(recipe, training, tests)
+        contradicted = _contradicted(training)
+        for number, field in enumerate(parts):
+            told = [Remark(example.id, CONTRADICTED, False) for example in contradicted if example.source == number]
+            _report(recipe.as_named(field), told, sum(example.source == number for example in training), remarks)
     if data.augmented:
         named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
         training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
+
+
+def _contradicted(training: list[Example]) -> list[Example]:
+    """Those that another answers otherwise, as people's verdicts may: with the same words, about the same text, where
+    the context of either has an answer of the other. Those with the same words follow each other."""
+    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, example in enumerate(training):
+        alike[normalize_answer(example.question), example.article].append(place)
+    places: dict[int, None] = {}
+    for group in alike.values():
+        for pair in combinations(group[:MOST_COMPARED], 2):
+            if _contradict(*(training[place] for place in pair)):
+                places |= dict.fromkeys(pair)
+    return [training[place] for place in places]
+
+
+def _contradict(example: Example, other: Example) -> bool:
+    """Whether no answer of either is within one of the other, although its context has that as well."""
+    pairs = ((example, other), (other, example))
+    if not any(text in there.context for here, there in pairs for text in here.answers):
+        return False
+    words = [[f" {normalize_answer(text)} " for text in each.answers] for each in (example, other)]
+    return not any(here in there or there in here for here in words[0] for there in words[1])
 
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:

@@ -15,9 +15,17 @@ from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
 from swep_ds.data.splits import halves, subset
 from swep_ds.models.folders import model_checksum
-from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set, warn_of_known
+from swep_ds.pipeline import examples as module
+from swep_ds.pipeline.examples import (
+    CONTRADICTED,
+    load_examples,
+    reported_examples,
+    source_of_test_set,
+    warn_of_known,
+)
 from swep_ds.pipeline.inputs import check_unchanged, input_checksums, input_files
 from swep_ds.pipeline.recipe import HOLDOUT, FirstStage, Recipe
+from swep_ds.serve.verdicts import Verdicts, row_of
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.finished import finished
@@ -170,9 +178,62 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
     assert [record.message for record in caplog.records] == [
         f"{field}: 1 of 3 questions: the answer occurs several times in its context: {end} (data.repeated_answers)",
         f"{field}: 1 of {total} questions have no answer and teach the model to decline (data.unanswerable)",
+        f"{field}: {total} of {total} questions: {CONTRADICTED}",
     ]
     fault = rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to"
     assert re.match(fault, refused(load_examples, stage("error")))
+
+
+TEXT = "The college was founded by Agnes Palder, a brewer, in 1890. It has a garden. Nobody knows who planted it."
+CUT = TEXT.index(" Nobody")
+
+
+def verdicts_on(tmp_path: Path, name: str, *answers: tuple[str, str, str | None, str]) -> tuple[str, list[str]]:
+    """A file of verdicts (question, name of the text, answer, context), as `swep-ds serve` writes them, and its ids."""
+    verdicts = Verdicts(tmp_path / f"{name}.jsonl")
+    ids = []
+    for question, title, answer, context in answers:
+        span = None
+        if answer is not None:
+            start = context.index(answer)
+            span = (start, start + len(answer))
+        ids.append(verdicts.add(row_of(question, title, context, span, None)))
+    return str(verdicts.path), ids
+
+
+def test_verdicts_that_contradict_each_other_are_named_and_trained_on(caplog, tmp_path):
+    who, when = "Who founded the college?", "When was it founded?"
+    first = [(who, "college.md", "Agnes Palder", TEXT), (when, "college.md", "in 1890", TEXT)]
+    first += [("who founded the  college", "college.md", None, TEXT)]  # another person's
+    first += [(when, "college.md", "1890", TEXT[:CUT])]  # says the same, about another passage
+    first += [(who, "college.md", None, TEXT[CUT:])]  # the passage does not say
+    first += [(who, "other.md", "a brewer", TEXT)]  # another text
+    second = [(when, "other.md", None, TEXT[CUT:]), (who, "college.md", "a brewer", TEXT[:CUT])]
+    (source, ids), (other, other_ids) = (verdicts_on(tmp_path, *each) for each in (("a", *first), ("b", *second)))
+    train = [{"source": path, "weight": 1} for path in (source, other)]
+    settings = {"data": {"train": train, "eval": {}, "holdout_fraction": 0.0, "unanswerable": "train"}}
+    remarks = []
+    training, _ = load_examples(Recipe.make(Recipe.load("quickstart"), **settings), remarks)
+    assert len(training) == len(first) + len(second)
+    wanted = [("data.train.0.source", ids[0]), ("data.train.0.source", ids[2]), ("data.train.1.source", other_ids[1])]
+    assert [(remark["field"], remark["id"], remark["reason"]) for remark in remarks] == [
+        (*place, CONTRADICTED) for place in wanted
+    ]
+    said = [record.message for record in caplog.records if CONTRADICTED in record.message]
+    assert said == [
+        f"data.train.0.source: 2 of 6 questions: {CONTRADICTED}",
+        f"data.train.1.source: 1 of 2 questions: {CONTRADICTED}",
+    ]
+    caplog.clear()
+    load_examples(Recipe.make(Recipe.load("quickstart"), **settings))  # a run that has said it
+    assert not caplog.records
+
+
+def test_of_very_many_equal_questions_the_first_are_compared(monkeypatch):
+    monkeypatch.setattr(module, "MOST_COMPARED", 3)
+    rows = [Example(f"{n}", "Who?", "Ann Bob", (answer,), None, "t") for n, answer in enumerate(["Ann"] * 3 + ["Bob"])]
+    assert module._contradicted(rows) == []
+    assert sorted(example.id for example in module._contradicted(rows[1:])) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(("setting", "answer"), [("repeated_answers", "Ann"), ("unanswerable", "")])
