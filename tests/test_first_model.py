@@ -209,7 +209,12 @@ def test_from_a_workbook_and_a_folder_of_documents_to_an_endpoint(folder, monkey
     assert (row["id"], row["answer"], row["name"]) == ("asked.xlsx-2", best["answer"], best["name"])
     [reply] = curled
     assert (reply["answer"], reply["text"]) == (best["answer"], best["name"])
-    capsys.readouterr()
+    printed = capsys.readouterr().out
+    for run in ("second", "third"):
+        assert re.search(rf"│ held_out │ .*\n.*\nheld_out: these questions do not show .*\nreport in {run}", printed)
+    kept = corrected["eval"]["corrected"]["total"]
+    every = kept + corrected["trained_on"]["corrected"]["total"]
+    assert f"over the {kept} of {every} questions that both answer: by_third/answers/corrected.jsonl lacks" in printed
     [code] = blocks("python")
     exec(code, {})
     assert capsys.readouterr().out.startswith(f"{best['answer']} {best['name']} {reply['page'] or reply['heading']} ")

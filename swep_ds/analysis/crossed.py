@@ -31,13 +31,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from swep_ds.analysis.labelled import AIM
 from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import LEVEL
 
 MIN_SEEDS = 3  # fewer give no interval
 MIN_TEXTS = 5  # effective clusters in each set; with fewer in one of them the interval is too narrow
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
+AIM = 3.0  # points: half the width of an interval that is narrow enough
 WIDE = 5.0  # points: half the width of an interval that leaves the size of a difference open
 POINTS = 100.0  # the most by which two scores differ
 ROUNDING = 1e-18  # a variance, in squared points

@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from swep_ds.analysis.crossed import AIM
 from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
 from swep_ds.common.spreadsheets import split_sheet
@@ -34,7 +35,6 @@ from swep_ds.evaluation.calibration import LEVEL
 
 MIN_LABELLED = 10
 MIN_SUGGESTED = 25
-AIM = 3.0  # points: half the width of an interval that is narrow enough
 STRATA = 5  # suggested questions, by prediction, equally large
 MIN_IN_STRATUM = 3  # labelled questions
 BELIEVED = (15.0, 85.0)  # points: predictions beyond them do not lower a stratum's share of the labels further

@@ -5,6 +5,7 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from swep_ds.pipeline.examples import read_reported
 from swep_ds.pipeline.recipe import EvalSection
 from swep_ds.ranks.environment import warn_once
 from swep_ds.texts.folder import FolderTexts
-from swep_ds.texts.pairs import PairLocator
 
 FORMS = 'give {"ID": "ANSWER"}, {"ID": [{"text": "ANSWER"}]} or rows {"id": "ID", "prediction_text": "ANSWER"}'
 
@@ -91,7 +91,11 @@ def score_files(
     """
     rules = validate(EvalSection, {"scorer": scorer, "language": language}, "--scorer").scorer_of(data)
     read = {str(file): read_prediction_file(file) for file in files}
-    choices = Choices(unanswerable="train", columns=columns, locate=texts and PairLocator(texts))
+    choices = Choices(unanswerable="train", columns=columns)
+    if texts:
+        from swep_ds.texts.pairs import PairLocator  # imports transformers
+
+        choices = replace(choices, locate=PairLocator(texts))
     examples = read_reported("--data", data, choices, [], training=False)
     if examples[0].withheld:
         raise InputError(f"--data {data}: its answers are withheld: give data with answers")
@@ -130,8 +134,8 @@ def _print_intervals(points: dict[str, np.ndarray], has: dict[str, np.ndarray], 
         text, clause = _interval((points[other] - points[first])[:, both], cluster_Q[both], -100)
         print(f"    {other} less {first}: {text}")
         if not both.all():
-            missing = f"{(~has[first]).sum()} are missing in {first}, {(~has[other]).sum()} in {other}"
-            print(f"        over the {both.sum()} of {len(both)} questions that both files answer: {missing}")
+            lacking = [f"{file} lacks {(~has[file]).sum()}" for file in (first, other) if not has[file].all()]
+            print(f"        over the {both.sum()} of {len(both)} questions that both answer: {', '.join(lacking)}")
         if clause:
             print(f"        {clause}")
 
@@ -141,8 +145,11 @@ def _interval(values_2Q: np.ndarray, cluster_Q: np.ndarray, lowest: int) -> tupl
     show. `lowest`: the least that they can be."""
     questions = len(cluster_Q)
     _, cluster_Q = np.unique(cluster_Q, return_inverse=True)  # some may have no questions
-    if not questions or effective_clusters(cluster_Q) < MIN_TEXTS:
-        return f"no interval: these questions are about fewer than {MIN_TEXTS} texts", ""
+    if not questions:
+        return "no question in common", ""
+    if effective_clusters(cluster_Q) < MIN_TEXTS:
+        means = "EM {:.2f}, F1 {:.2f}".format(*values_2Q.mean(1))
+        return f"{means}, no interval: these questions are about fewer than {MIN_TEXTS} texts", ""
     known = estimate([(values_2Q[:, None], cluster_Q)])
     low_2, high_2 = np.clip(known.interval(), lowest, 100)
     em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, low_2, high_2)

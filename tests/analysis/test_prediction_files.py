@@ -131,7 +131,7 @@ def test_scores_are_the_official_ones_and_differences_students_t(v2, scored):
     for part, chosen in (("with an", 1), ("without an", 0)) if v2 else ():
         em, f1 = new_Q2[[bool(answers) == chosen for answers in golds.values()]].mean(0)
         assert re.search(rf" {part} answer +│ +{em:.2f} │ +{f1:.2f} │", printed)
-    assert "over the 238 of 240 questions that both files answer: 0 are missing in before.json, 2 in after.j" in printed
+    assert "over the 238 of 240 questions that both answer: after.json lacks 2\n" in printed
     for column in range(2):
         tested = stats.ttest_rel(new_Q2[2:, column], old_Q2[2:, column])
         wanted = [(new_Q2 - old_Q2)[2:].mean(0)[column], *tested.confidence_interval(0.95), tested.pvalue]
@@ -165,17 +165,19 @@ def test_what_is_missing_or_unknown_is_counted(scored, caplog):
 
 
 def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(scored):
-    """Of 40 questions each file lacks ten; on the 20 that both have, 12 are right before and 15 after."""
+    """Each file lacks ten of 40 questions. Of the 20 that both have, 12 are right before and 15 after."""
     golds = {f"q{n}": ["cats"] for n in range(40)}
     before = {f"q{n}": "cats" if n < 22 else "dog" for n in range(30)}
     after = {f"q{n}": "cats" if n < 25 else "dog" for n in range(10, 40)}
-    printed = scored(golds, {"old": before, "new": after, "third": {f"q{n}": "cats" for n in range(30, 33)}})
+    more = {"third": {"q0": "dog", "q35": "cats"}, "fourth": {"q35": "cats"}}
+    printed = scored(golds, {"old": before, "new": after, **more})
     assert [line(name, printed)[0, 0] for name in ("old", "new", "new less old")] == [55, 37.5, 15]
     values = [100.0] * 3 + [0.0] * 17
     interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert line("new less old", printed)[0, 1:3] == pytest.approx([*interval], rel=0.05)
-    assert "over the 20 of 40 questions that both files answer: 10 are missing in old, 10 in new\n" in printed
-    assert "    third less old: no interval: these questions are about fewer than 5 texts\n" in printed
+    assert "over the 20 of 40 questions that both answer: old lacks 10, new lacks 10\n" in printed
+    assert "third less old: EM -100.00, F1 -100.00, no interval: these questions are about fewer than 5" in printed
+    assert "fourth less old: no question in common\n" in printed
     [said] = re.findall("these 20 questions do not show a difference in F1, and about (.*) more like them", printed)
     half = np.ptp(line("new less old", printed)[1, 1:3]) / 2
     assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, abs=1)
