@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from swep_ds.analysis.crossed import LEVEL, MIN_TEXTS, estimate, not_shown
-from swep_ds.common.errors import InputError, at, excerpt
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt
 from swep_ds.common.files import read_json, read_text
 from swep_ds.common.settings import validate
 from swep_ds.data.choices import Choices
@@ -33,12 +33,13 @@ def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     content = read_text(path)
     if path.suffix.lower() == ".csv":
         csv.field_size_limit(sys.maxsize)
-        rows = [*csv.DictReader(io.StringIO(content, newline=""))]
+        with as_input_error(f"{path}: malformed CSV", "write it again"):
+            rows = [*csv.DictReader(io.StringIO(content, newline=""), strict=True)]
     else:
         with at(str(path)):
             rows = [row for _, row in json_items(content, ())]
-    if len(rows) == 1 and isinstance(rows[0], dict) and "id" not in rows[0]:
-        rows = [{"id": id_, "answer": answer} for id_, answer in read_json(path).items()]  # refuses a repeated id
+        if len(rows) == 1 and isinstance(rows[0], dict) and "id" not in rows[0]:
+            rows = [{"id": id_, "answer": answer} for id_, answer in read_json(path).items()]  # refuses a repeated id
     predictions: dict[str, str] = {}
     questions: dict[str, str] = {}
     for row in rows:

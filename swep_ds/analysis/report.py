@@ -126,7 +126,7 @@ def _advice(recipe: Recipe, answered: AnsweredSets) -> list[str]:
 def _compared(
     against: Path, recipe: Recipe, batch: int, answered: AnsweredSets, names: Sequence[str]
 ) -> dict[str, Any]:
-    """The page's comparison of a run of this recipe and global batch, tested on `names`, with another run."""
+    """The comparison of a run of this recipe and global batch, tested on `names`, with another run."""
     if answered and not any(item.other is not None for items in answered.values() for item in items):
         raise InputError(f"--against {against}: answers none of the questions of this run: name a run on its data")
     run = RunFolder(against)
@@ -138,7 +138,7 @@ def _compared(
     rows = changes(answered, names)
     notes = []
     for row in rows:
-        if row.f1.low is None:
+        if row.total and row.f1.low is None:
             few = f"they are about fewer than {MIN_CLUSTERS} texts, too few for an interval"
             notes.append(f"{row.name}: these questions do not show a difference: {few}.")
         elif row.total and (clause := not_shown(row.total, row.f1.low, row.f1.high)):

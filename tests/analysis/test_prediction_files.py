@@ -198,6 +198,13 @@ def rows_of(answers: dict[str, str], ids: str) -> str:
     return "\ufeff" + file.getvalue()
 
 
+def test_a_damaged_table_is_refused_by_its_name(tmp_path):
+    for text, said in (('id,answer\na,"b', "malformed CSV"), ("id;answer\na;b\n", "is no prediction")):
+        (tmp_path / "a.CSV").write_text(text)
+        assert refused(read_prediction_file, tmp_path / "a.CSV").startswith(str(tmp_path / "a.CSV"))
+        assert said in refused(read_prediction_file, tmp_path / "a.CSV")
+
+
 def test_answers_with_other_ids_are_known_by_their_questions(scored, caplog):
     golds = {f"q{n}": ["12.0"] for n in range(8)}
     right = {f"Which,  {n}?": "12.0" if n < 6 else "" for n in range(8)}  # a float would be "12" or "12.0000"
