@@ -189,15 +189,16 @@ def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devi
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
-    changes = {"train": {"activation_checkpointing": False}}
-    if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
-        changes["model"] = {"attention": "auto"}
-    changed = Recipe.make(recipe, **changes)
-    qa = load_model(changed, tokenizer, recipe.model.name, weights=False)
+    train = recipe.train.model_copy(update={"activation_checkpointing": False})
+    model = recipe.model
+    if model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
+        model = model.model_copy(update={"attention": "auto"})
+    changed = recipe.model_copy(update={"train": train, "model": model})
+    qa = load_model(changed, tokenizer, model.name, weights=False)
     if recipe.task == "generative":
         # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
         # as published T5 v1.1, Flan-T5 and mT5 have them
-        published, _ = PreTrainedConfig.get_config_dict(resolve_model(recipe.model.name))
+        published, _ = PreTrainedConfig.get_config_dict(resolve_model(model.name))
         head = qa.model.get_output_embeddings()
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))

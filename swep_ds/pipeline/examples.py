@@ -29,7 +29,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
     data = recipe.data
     parts = {}
     for field, source in data.sources.items():
-        parts[field] = _read(data, recipe.as_named(field), source, remarks, training=True)
+        parts[field] = read_reported(recipe.as_named(field), source, data.choices, remarks, training=True)
     home = parts[data.home_field]
     parts[data.home_field], tests = _tests(data, home, recipe.test_sets, remarks)
     for name in {*recipe.test_sets[:1], *filter(None, [recipe.eval.select_on])}:
@@ -56,7 +56,8 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         warn_of_known(recipe, training, tests)
     if data.augmented:
         named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
-        training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
+        samples = read_reported("data.augmented", data.augmented, named.choices, remarks, training=True)
+        training += samples_of(training, samples)
     return training, tests
 
 
@@ -74,7 +75,7 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     home = data.home_field
     training = []
     if name == HOLDOUT:
-        training = _read(data, home, data.sources[home], None, training=True)
+        training = read_reported(home, data.sources[home], data.choices, None, training=True)
     examples = _tests(data, training, [name], None)[1][name]
     if name == recipe.validation_set:
         return halves(examples)[1]
@@ -90,7 +91,7 @@ def _tests(
         training, tests[HOLDOUT] = _held_out(data, training, remarks)
     for name, source in data.eval.items():
         if name in names:
-            tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
+            tests[name] = read_reported(f"data.eval.{name}", source, data.choices, remarks, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
@@ -117,15 +118,6 @@ def _texts(examples: list[Example]) -> set[str]:
     return {example.context for example in examples} | {example.article for example in examples}
 
 
-def _read(data: DataSection, field: str, source: str, remarks: Remarks | None, *, training: bool) -> list[Example]:
-    examples = read_reported(field, source, data.choices, remarks, training=training)
-    without = sum(not example.answers for example in examples)
-    if training and without and remarks is not None:
-        taught = "have no answer and teach the model to decline (data.unanswerable)"
-        warn_once(f"{field}: {without} of {len(examples)} questions {taught}")
-    return examples
-
-
 def read_reported(
     field: str, source: str, choices: Choices, remarks: Remarks | None, *, training: bool
 ) -> list[Example]:
@@ -140,6 +132,10 @@ def read_reported(
             warn_once(f"{field}: none of its questions has an answer: taken as withheld, and without a score")
     if not examples:
         raise InputError(f"{field}: {source}: all of its questions are left out: the warnings above say why")
+    without = sum(not example.answers for example in examples)
+    if training and without and remarks is not None:
+        taught = "have no answer and teach the model to decline (data.unanswerable)"
+        warn_once(f"{field}: {without} of {len(examples)} questions {taught}")
     return examples
 
 
