@@ -121,16 +121,12 @@ def _check_ids(source: str, examples: list[Example]) -> None:
 def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
     name, _, address = source.partition(":")
+    path, sheet = split_sheet(source)
     if source.startswith(QUICKSTART):
-        domain, _, split = address.partition(".")
-        split = split or ("train" if training else "test")
-        with at(source):
-            articles = corpus(domain, split, unanswerable=name == "quickstart_v2")
-        yield source, document_items(articles)
+        yield source, _quickstart_items(name, address, training)
     elif read := find_reader(source):
         yield source, _registered_rows(name, address, read)
-    elif files := local_files(source, training=training):
-        _, sheet = split_sheet(source)
+    elif files := _files(path, source, training):
         for file in files:
             yield source if sheet else str(file), file_items(file, columns, sheet)
     else:
@@ -157,7 +153,10 @@ def _hub_id(source: str) -> re.Match:
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
     source. Raises InputError: the folder has no such split."""
-    path, _ = split_sheet(source)
+    return _files(split_sheet(source)[0], source, training)
+
+
+def _files(path: Path, source: str, training: bool) -> tuple[Path, ...]:
     if path.is_file():  # no pipe, which every rank would read a part of
         return (path,)
     if not path.is_dir():
@@ -197,6 +196,12 @@ def find_reader(source: str) -> Reader | None:
         return None
     load_entry_points(GROUP)
     return _readers.get(name)
+
+
+def _quickstart_items(name: str, address: str, training: bool) -> Items:
+    domain, _, split = address.partition(".")
+    split = split or ("train" if training else "test")
+    yield from document_items(corpus(domain, split, unanswerable=name == "quickstart_v2"))
 
 
 def _registered_rows(name: str, address: str, read: Reader) -> Items:

@@ -11,7 +11,7 @@ from swep_ds.common.errors import InputError, at
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset
+from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset, texts
 from swep_ds.pipeline.asked import held_out_by, numbers
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
@@ -38,7 +38,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
                 f"data.eval.{name}: its answers are withheld, and the first test set and that of eval.select_on need "
                 "them: name another one"
             )
-    held_out = _texts(home) - _texts(parts[data.home_field])
+    held_out = texts(home) - texts(parts[data.home_field])
     training = []
     for number, (field, part) in enumerate(parts.items()):
         kept = [example for example in part if held_out.isdisjoint((example.context, example.article))]
@@ -112,10 +112,6 @@ def _held_out(
         told = [Remark(each.id, ABOUT_HELD_OUT, True) for each in training if each.id not in used]
         _report(data.home_field, told, len(training), remarks)
     return kept, held_out
-
-
-def _texts(examples: list[Example]) -> set[str]:
-    return {example.context for example in examples} | {example.article for example in examples}
 
 
 def read_reported(
