@@ -38,6 +38,7 @@ class Run:
     primary: tuple[str, ...] | None = None  # its sweep's primary comparison
     secondary: tuple[tuple[str, ...], ...] = ()  # its sweep's secondary comparisons
     results: Results | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # flat, those that runs of its row share
     reason: str = ""  # why it is not in the table
 
     @property
@@ -178,11 +179,14 @@ def read_runs(listed: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _read(run: Run) -> Run:
-    """The run with its recipe and results. Raises InputError: why there are none."""
+    """The run with its recipe, results and settings. Raises InputError: why there are none."""
     if (run.folder / RESULTS).is_file():
         recipe = sweep.saved_recipe(run.folder)
         if run.recipe is None or sweep.identity(run.recipe) == sweep.identity(recipe):
-            return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+            results = read_results(run.folder / RESULTS)
+            batch = RunFolder(run.folder).global_batch(recipe, results.world_size)
+            settings = _row_settings(recipe) | {"global batch": batch}
+            return replace(run, recipe=recipe, results=results, settings=settings)
     raise InputError(sweep.fault_of(run.folder, run.recipe))
 
 
@@ -195,7 +199,7 @@ def _shared(run: Run) -> dict[tuple, str]:
     model = run.block[0]
     row = (run.variant, *run.block)
     data = run.recipe.data
-    settings = _all_settings(run)
+    settings = run.settings
     tested = {f"questions of {name}": score["total"] for name, score in run.results.eval.items()}
     tested["data sets"] = ", ".join(run.results.eval)
     tested |= {name: value for name, value in settings.items() if name.startswith(("eval.", *OF_THE_TEST))}
@@ -239,17 +243,12 @@ def differing_settings(rows: Mapping[str, Sequence[Run]]) -> dict[str, dict[str,
     last_weights = {run.folder / UNAVERAGED for runs in rows.values() for run in runs}
     settings = []
     for row, runs in rows.items():
-        settings += [(row, _all_settings(run)) for run in runs if run.folder not in last_weights]
+        settings += [(row, run.settings) for run in runs if run.folder not in last_weights]
     differing: dict[str, dict[str, dict[str, None]]] = {}
     for name in dict.fromkeys(name for _, values in settings for name in values if not name.startswith("method.")):
         for row, values in settings:
             differing.setdefault(name, {}).setdefault(json.dumps(values.get(name)), {})[row] = None
     return {name: by_value for name, by_value in differing.items() if len(by_value) > 1}
-
-
-def _all_settings(run: Run) -> dict[str, Any]:
-    batch = RunFolder(run.folder).global_batch(run.recipe, run.results.world_size)
-    return _row_settings(run.recipe) | {"global batch": batch}
 
 
 def mixed_versions(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -71,12 +71,12 @@ def make(listed: Sequence[Run], against: str | None = None, line: Line | None = 
     Raises InputError: no row is called `against`.
     """
     runs, missing = read_runs(listed)
+    titles = public_names(run.model for run in listed if MODEL not in run.labels)
     base = base_row(list(dict.fromkeys(run.variant for run in listed)), against)
     no_line = ""
     if line is None and base is not None:
         line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
     questions = significance.QuestionScores()
-    titles = public_names(run.model for run in listed if MODEL not in run.labels)
     cells, primary, secondary, blocks = [], [], [], []
     for place in dict.fromkeys(run.block for run in listed):
         of_block = [run for run in listed if run.block == place]

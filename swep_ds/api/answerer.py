@@ -22,7 +22,7 @@ from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibration import N_BEST, features
 from swep_ds.evaluation.evaluate import decode_alone
-from swep_ds.evaluation.spans import Answer, GeneratedAnswers, SpanDecoder, with_null
+from swep_ds.evaluation.spans import Answer, GeneratedAnswers, SpanDecoder, with_confidence, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.texts.answerer import Texts, TextsAnswerer
@@ -138,10 +138,7 @@ class QuestionAnswerer:
             confidence = candidates[0].probability
             if self.calibrated:
                 [confidence] = saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
-            if confidence < self.min_confidence and candidates[0].text:
-                candidates = [null or NO_ANSWER, *(answer for answer in candidates if answer.text)]
-            candidates[0] = replace(candidates[0], confidence=confidence)
-            yield candidates[:n_best]
+            yield with_confidence(candidates, null or NO_ANSWER, confidence, self.min_confidence, n_best)
 
     def read(self, examples: list[Example], count: int, *, null: bool) -> Iterator[Reading]:
         """Reads them together, up to `CHARACTERS_AT_A_TIME`; the `count` best are exact. Null answers: if it may

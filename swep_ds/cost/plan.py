@@ -27,7 +27,6 @@ from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods import build as build_method
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
-from swep_ds.models.hub import load_config
 from swep_ds.pipeline.build import build_objective, load_model, run_tokenizer, training_batches, training_features
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
@@ -109,8 +108,6 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> dict[str, dict[str, int]]:
     """Prints what one training takes; returns the table's rows by ds_config: bytes by column."""
     train = recipe.train
-    source = resolve_model(recipe.model.name)
-    load_config(source)  # all that a plan cannot do without
     tokenizer = None
     try:
         tokenizer = run_tokenizer(recipe)
@@ -139,12 +136,12 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     context = {"recipe": recipe, "train": train, "devices": devices, "model": model, "method": method, "data": data}
     context |= {"count": count, "length": length, "counted": counted, "answers": answers, "refused": refused}
     context["words"] = _words(recipe, objective, states, devices)
-    console.print(template("cost/plan.jinja", gib=_gib).render(context).rstrip())
     held = counted.checkpointed if train.activation_checkpointing else counted.plain
     weights = model * HALF.get(train.precision, 4)
     if train.average != "none":  # the last weights are exported, too
         weights *= 2
     rows = {name: _row(state, held, answers, counted.casts, devices, weights, saves) for name, state in states.items()}
+    console.print(template("cost/plan.jinja", gib=_gib).render(context).rstrip())
     console.print(_table(rows, [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]))
     return rows
 
@@ -189,15 +186,16 @@ def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devi
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
-    changes = {"train": {"activation_checkpointing": False}}
-    if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
-        changes["model"] = {"attention": "auto"}
-    changed = Recipe.make(recipe, **changes)
-    qa = load_model(changed, tokenizer, recipe.model.name, weights=False)
+    train = recipe.train.model_copy(update={"activation_checkpointing": False})
+    model = recipe.model
+    if model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
+        model = model.model_copy(update={"attention": "auto"})
+    changed = recipe.model_copy(update={"train": train, "model": model})
+    qa = load_model(changed, tokenizer, model.name, weights=False)
     if recipe.task == "generative":
         # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
         # as published T5 v1.1, Flan-T5 and mT5 have them
-        published, _ = PreTrainedConfig.get_config_dict(resolve_model(recipe.model.name))
+        published, _ = PreTrainedConfig.get_config_dict(resolve_model(model.name))
         head = qa.model.get_output_embeddings()
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))

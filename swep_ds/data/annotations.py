@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt
 from swep_ds.data.answers import listed, nested_value
-from swep_ds.data.columns import name_of
+from swep_ds.data.columns import Columns, known_fields, name_of
 
 Items = Iterator[tuple[str, Any]]
 Row = dict[str, Any]
@@ -40,6 +40,15 @@ class Tool(NamedTuple):
     units: tuple[tuple[str, int], ...]  # in which spans may be counted
 
 
+class Item(NamedTuple):
+    """An article, a paragraph or a row as the file has it, or a question of an export as a row."""
+
+    place: str
+    row: Any
+    remark: str = ""  # why the question is left out, or that its imported answer is not read
+    left_out: bool = False
+
+
 class Question(NamedTuple):
     place: str  # its first item's
     row: Row  # as imported
@@ -47,29 +56,29 @@ class Question(NamedTuple):
     statuses: set[str]  # all submissions'; spans are only those that count
 
 
-def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable, labels: bool) -> Items:
+def annotated_rows(items: Items, columns: Columns, unmet: set[str], *, labels: bool) -> Iterator[Item]:
     """The items; in place of an export's those of its questions: rows {id, title, question, context, answers}.
 
-    `rename` gives the fields of an imported row their usual names. `remark` is called with id (or None), place, reason
-    and whether the question is left out, for each that is left out or whose imported answer is not read. Without
-    `labels` no question is left out: those without an annotation have no `answers`.
+    `columns` and `unmet` as in `known_fields`. Without `labels` no question is left out: those without an annotation
+    have no `answers`.
     Raises InputError: an export of another tool, or one that does not say what or where the answers are.
     """
     first = list(islice(items, 1))
     items = chain(first, items)
     tool = next((tool_of(item) for _, item in first), None)
     if tool is None:
-        yield from items
+        yield from (Item(*item) for item in items)
         return
-    questions = _pooled(tool, items, rename)
+    questions = _pooled(tool, items, columns, unmet)
     names = _answer_names(tool, questions, labels)
     for question in questions:
         id_ = question.row.get("id")
         is_answered = ANSWERED in question.statuses
         if labels and not is_answered:
             reasons = ", ".join(sorted(question.statuses)) or "not annotated"
-            remark(id_, question.place, f"{reasons}: left out", True)
+            yield Item(question.place, question.row, f"{reasons}: left out", left_out=True)
             continue
+        remark = ""
         row = {name: question.row[name] for name in ("id", "title", "question", "context") if name in question.row}
         if names and is_answered and isinstance(row.get("context"), str):
             with at(f"question {excerpt(name_of(id_) or question.place)}"):
@@ -79,8 +88,10 @@ def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable,
             row["answers"] = {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
             old = question.row.get("answers") or question.row.get("answer")
             if name_of(old) and old != row["answers"]:
-                remark(id_, question.place, "the imported answer is not read: the annotation counts", False)
-        yield question.place, row if row.keys() >= {"question", "context"} else question.row  # to say what it has
+                remark = "the imported answer is not read: the annotation counts"
+        if not row.keys() >= {"question", "context"}:
+            row = question.row  # the message about it names all that it has
+        yield Item(question.place, row, remark)
 
 
 def tool_of(item: Any) -> Tool | None:
@@ -105,13 +116,13 @@ def tool_of(item: Any) -> Tool | None:
     return DOCCANO if "Comments" in names or not is_plain else None
 
 
-def _pooled(tool: Tool, items: Items, rename: Callable[[Row], Row]) -> list[Question]:
+def _pooled(tool: Tool, items: Items, columns: Columns, unmet: set[str]) -> list[Question]:
     """The questions of an export, in which each annotator may have an item."""
     questions: dict[tuple[str, ...], Question] = {}
     for place, item in items:
         with as_input_error(f"{place} is not as {tool.name} writes it", "export it again"):
             imported, submissions = tool.read(item)
-            row = rename(imported)
+            row = imported | known_fields(imported, columns, unmet)
         row |= next(({"context": row[name]} for name in tool.context if row.get(name)), {})
         asked = tuple(str(row.get(name)) for name in ("id", "question", "context"))
         question = questions.setdefault(asked, Question(place, row, [], set()))

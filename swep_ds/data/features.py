@@ -1,4 +1,8 @@
-"""Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow."""
+"""Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow.
+
+A window learns one answer, `Example.span`, which `data/places.py` chose among those of its question. A window without
+the whole of it is trained towards the null position or left out (`windows_without_answer`), whatever else it holds.
+"""
 
 import hashlib
 import json

@@ -2,13 +2,11 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt
-from swep_ds.data.annotations import annotated_rows
+from swep_ds.data.annotations import Item, annotated_rows
 from swep_ds.data.answers import (
     MRQA_COLUMN,
     answer_pairs,
@@ -46,69 +44,69 @@ class Judged(NamedTuple):
 
 
 def judged_items(
-    source: str,
-    items: Items,
-    choices: Choices,
-    *,
-    training: bool,
-    labels: bool | None,
-    remark: Callable[[Remark], None] = lambda _: None,
-) -> Iterator[Judged]:
-    """The questions of a file's items, with the options of `read_examples`. A missing id is made of the last part of
-    `source` and the numbers of the question's place. `remark` is called for questions whose annotation is left out."""
+    source: str, items: Items, choices: Choices, *, training: bool, labels: bool | None
+) -> tuple[list[Judged], list[Remark]]:
+    """The questions of a file's items, with the options of `read_examples`, and what is to say of an export's
+    annotations and of columns that the file lacks. A missing id is made of the last part of `source` and the numbers of
+    the question's place."""
 
     def id_of(given: Any, place: str) -> str:
         return name_of(given) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
 
     unmet = {name for _, name in choices.columns if name}  # that no item has had so far
-    read_fields = partial(known_fields, columns=choices.columns, unmet=unmet)
-    items = annotated_rows(
-        items,
-        rename=lambda row: row | read_fields(row),
-        remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
-        labels=bool(labels),
-    )
-    for place, fields in _rows(source, items, labels, choices, read_fields):
-        id_ = id_of(fields.get("id"), place)
-        try:
-            yield _judged(id_, fields, choices, training=training, labels=labels)
-        except LeftOut as reason:
-            yield Judged(id_, None, remark=str(reason), left_out=True, passage=reason.passage)
-        except InputError as error:
-            yield Judged(id_, None, fault=str(error))
+    untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
+    judged, remarks = [], []
+    for item in annotated_rows(items, choices.columns, unmet, labels=bool(labels)):
+        if item.remark:
+            remarks.append(Remark(id_of(item.row.get("id"), item.place), item.remark, item.left_out))
+        if item.left_out:
+            continue
+        for place, fields in _rows(source, item, choices, unmet, untitled, labels=labels):
+            id_ = id_of(fields.get("id"), place)
+            try:
+                fields, remark = _with_passage(fields, choices, training=training, labels=labels)
+                question = _judged(id_, fields, choices, training=training, labels=labels)
+                if remark and not question.remark:
+                    question = question._replace(remark=remark, passage=fields["context"])
+            except LeftOut as reason:
+                question = Judged(id_, None, remark=str(reason), left_out=True, passage=reason.passage)
+            except InputError as error:
+                question = Judged(id_, None, fault=str(error))
+            judged.append(question)
     if unmet:
         names = ", ".join(map(excerpt, sorted(unmet)))
-        remark(Remark(None, f"data.columns: {Path(source).name} has no {names}: read by the usual names", False))
+        reason = f"data.columns: {Path(source).name} has no {names}: read by the usual names"
+        remarks.append(Remark(None, reason, left_out=False))
+    return judged, remarks
 
 
-def _rows(source: str, items: Items, labels: bool | None, choices: Choices, read_fields: Callable) -> Items:
-    """The place and the unchecked fields of each question."""
+def _rows(
+    source: str, item: Item, choices: Choices, unmet: set[str], untitled: dict[str, str], *, labels: bool | None
+) -> Items:
+    """The place and the unchecked fields of each question of an item."""
     columns = choices.columns
-    untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
-    for place, item in items:
-        with at(place):
-            fields = read_fields(item)
-        title = name_of(fields.get("title"))
-        if "paragraphs" in fields:
-            with at(place):
-                paragraphs = listed(fields["paragraphs"])
-            for number, paragraph in enumerate(paragraphs):
-                of_paragraph = f"{place}.paragraphs[{number}]"
-                with at(of_paragraph):
-                    parts = read_fields(paragraph)
-                    title = title or untitled.setdefault(str(parts.get("context")), f"{source}: {place}")
-                yield from _paragraph_rows(of_paragraph, parts, title, columns, read_fields)
-        elif "qas" in fields:
-            yield from _paragraph_rows(place, fields, title, columns, read_fields)
-        else:
-            with at(place):
-                check_names(tuple(item), columns, bool(labels), choices.locate is not None)
-            if isinstance(fields.get("context"), str):
-                fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
-            yield place, fields
+    place = item.place
+    with at(place):
+        fields = known_fields(item.row, columns, unmet)
+        if fields.keys().isdisjoint(("paragraphs", "qas")):
+            check_names(tuple(item.row), columns, bool(labels), choices.locate is not None)
+    title = name_of(fields.get("title"))
+    if "paragraphs" in fields:
+        for number, paragraph in enumerate(listed(fields["paragraphs"])):
+            of_paragraph = f"{place}.paragraphs[{number}]"
+            with at(of_paragraph):
+                parts = known_fields(paragraph, columns, unmet)
+                title = title or untitled.setdefault(str(parts.get("context")), f"{source}: {place}")
+            yield from _paragraph_rows(of_paragraph, parts, title, columns, unmet)
+    elif "qas" in fields:
+        yield from _paragraph_rows(place, fields, title, columns, unmet)
+    else:
+        if isinstance(fields.get("context"), str):
+            fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
+        yield place, fields
 
 
-def _paragraph_rows(place: str, paragraph: Fields, title: str, columns: Columns, read_fields: Callable) -> Items:
+def _paragraph_rows(place: str, paragraph: Fields, title: str, columns: Columns, unmet: set[str]) -> Items:
     """The questions about one context. MRQA's have a `qid`."""
     with at(place):
         context = field(paragraph, "context")
@@ -118,19 +116,29 @@ def _paragraph_rows(place: str, paragraph: Fields, title: str, columns: Columns,
         context = MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
     for number, qa in enumerate(qas):
         with at(f"{place}.qas[{number}]"):
-            fields = read_fields(qa)
+            fields = known_fields(qa, columns, unmet)
         if "qid" in qa and ("id", None) not in columns:
             fields["id"] = qa["qid"]
         yield f"{place}.qas[{number}]", {**fields, "context": context, "title": title}
+
+
+def _with_passage(fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> tuple[Fields, str]:
+    """The fields, with a passage as the context where they name a document in place of one, and what is to say of it.
+    Raises as `_judged`."""
+    is_located = choices.locate is not None and labels is not False
+    if not is_located or not is_missing(fields.get("context")) or is_missing(fields.get("document")):
+        return fields, ""
+    answers = []
+    if training or not ANSWERED.isdisjoint(fields):
+        answers = [text for text, _ in answer_pairs(fields, "")]
+    located, remark = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
+    return fields | located, remark
 
 
 def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
     """Raises InputError: the question is faulty. LeftOut: a choice leaves it out."""
     impossible = says_impossible(fields)
     unanswerable = choices.unanswerable
-    is_located = choices.locate is not None and labels is not False
-    if is_located and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
-        return _about_document(id_, fields, choices, training=training, labels=labels)
     if labels and unanswerable != "error":
         for name in ("question", "context"):
             value = field(fields, name)
@@ -164,16 +172,6 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     if MRQA_COLUMN not in fields and not any(occurs_as_words(context, text) for text in answers):
         return judged._replace(remark="no accepted answer occurs in the context as words")
     return judged
-
-
-def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
-    """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
-    answers = [text for text, _ in answer_pairs(fields, "")] if training or not ANSWERED.isdisjoint(fields) else []
-    located, remark = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
-    judged = _judged(id_, fields | located, choices, training=training, labels=labels)
-    if judged.remark or not remark:
-        return judged
-    return judged._replace(remark=remark, passage=located["context"])
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:

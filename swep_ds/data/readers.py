@@ -64,8 +64,9 @@ def read_examples(
     remarks: list[Remark] = []
     for name, items in _parts(source, training, choices.columns):
         with at(name):
-            judged = judged_items(name, items, choices, training=training, labels=labels, remark=remarks.append)
-            parts.append((name, list(judged)))
+            judged, noted = judged_items(name, items, choices, training=training, labels=labels)
+        parts.append((name, judged))
+        remarks += noted
     every = [judged for _, questions in parts for judged in questions]
     if not every:
         reasons = Counter(remark.reason for remark in remarks)
@@ -119,39 +120,43 @@ def _check_ids(source: str, examples: list[Example]) -> None:
 
 def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
-    check_source(source, training=training)
     name, _, address = source.partition(":")
+    path, sheet = split_sheet(source)
     if source.startswith(QUICKSTART):
-        domain, _, split = address.partition(".")
-        split = split or ("train" if training else "test")
-        with at(source):
-            articles = corpus(domain, split, unanswerable=name == "quickstart_v2")
-        yield source, document_items(articles)
+        yield source, _quickstart_items(name, address, training)
     elif read := find_reader(source):
         yield source, _registered_rows(name, address, read)
-    elif files := local_files(source, training=training):
-        _, sheet = split_sheet(source)
+    elif files := _files(path, source, training):
         for file in files:
             yield source if sheet else str(file), file_items(file, columns, sheet)
     else:
-        yield source, _hub_rows(source, training, columns)
+        yield source, _hub_rows(source, _hub_id(source), training, columns)
 
 
 def check_source(source: str, *, training: bool) -> None:
     """Raises InputError: there is no such source of data, as far as one can tell without reading it."""
-    is_known = source.startswith(QUICKSTART) or find_reader(source) or local_files(source, training=training)
-    is_file = DATA_SUFFIXES & set(Path(source).suffixes)
-    if not is_known and (is_file or not _HUB_ID.fullmatch(source)):
+    if not (source.startswith(QUICKSTART) or find_reader(source) or local_files(source, training=training)):
+        _hub_id(source)
+
+
+def _hub_id(source: str) -> re.Match:
+    """Raises InputError: it is the name of a file, or no id."""
+    hub_id = _HUB_ID.fullmatch(source)
+    if hub_id is None or DATA_SUFFIXES & set(Path(source).suffixes):
         raise InputError(
             f"data source {source!r}: no such file or folder in {Path.cwd()}; name a local file or folder, a hub id "
             "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader"
         )
+    return hub_id
 
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
     source. Raises InputError: the folder has no such split."""
-    path, _ = split_sheet(source)
+    return _files(split_sheet(source)[0], source, training)
+
+
+def _files(path: Path, source: str, training: bool) -> tuple[Path, ...]:
     if path.is_file():  # no pipe, which every rank would read a part of
         return (path,)
     if not path.is_dir():
@@ -193,6 +198,12 @@ def find_reader(source: str) -> Reader | None:
     return _readers.get(name)
 
 
+def _quickstart_items(name: str, address: str, training: bool) -> Items:
+    domain, _, split = address.partition(".")
+    split = split or ("train" if training else "test")
+    yield from document_items(corpus(domain, split, unanswerable=name == "quickstart_v2"))
+
+
 def _registered_rows(name: str, address: str, read: Reader) -> Items:
     try:
         yield from numbered(read(address))
@@ -200,10 +211,9 @@ def _registered_rows(name: str, address: str, read: Reader) -> Items:
         raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error
 
 
-def _hub_rows(source: str, training: bool, columns: Columns) -> Items:
+def _hub_rows(source: str, hub_id: re.Match, training: bool, columns: Columns) -> Items:
     from datasets import DatasetDict, load_dataset
 
-    hub_id = _HUB_ID.fullmatch(source)
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
     fix = "correct the id, or download the data set and name its local file or folder instead"
     with as_input_error(f"{source}: not a local file, and the hub cannot give it", fix):

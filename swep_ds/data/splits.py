@@ -23,6 +23,11 @@ def subset(examples: list[Example], fraction: float, limit: int | None, seed: in
     return [examples[i] for i in np.sort(chosen)]
 
 
+def texts(examples: list[Example]) -> set[str]:
+    """Their contexts, and the names of their articles."""
+    return {example.context for example in examples} | {example.article for example in examples}
+
+
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
     """The augmented samples of these questions only. Raises InputError: there is none, or one has another answer than
     its question: it was made from other data, and may hold the text of held-out articles."""

@@ -17,7 +17,7 @@ Shapes: B windows of at most T tokens; their N best starts with M ends within re
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -72,6 +72,16 @@ def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float |
     if null.odds <= threshold:
         better = max(1, sum(answer.score >= null.score for answer in answers))
     return [*answers[:better], null, *answers[better:]]
+
+
+def with_confidence(
+    answers: Sequence[Answer], null: Answer, confidence: float, least: float, count: int
+) -> list[Answer]:
+    """The first `count` answers, the first of all with this confidence; where it is below `least`, the null answer
+    declines the question in its place."""
+    if confidence < least and answers[0].text:
+        answers = [null, *(answer for answer in answers if answer.text)]
+    return [replace(answers[0], confidence=confidence), *answers[1:count]]
 
 
 def window_candidates(

@@ -1,4 +1,9 @@
-"""A method is a list of weighted passes over the same batch: the training loop knows passes, not methods."""
+"""A method is a list of weighted passes over the same batch: the training loop knows passes, not methods.
+
+A method draws its noise in `Pass.perturb`, by `draw_noise`, `gaussian` or `uniform`. A number depends on the run's
+seed, the update, the pass, the draw in it, the window's row and the place in the window. So it is the same again in a
+resumed run, on other ranks, in another batch and in the backward, and new in every update.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

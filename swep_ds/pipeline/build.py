@@ -61,9 +61,9 @@ def load_model(
         qa.words.requires_grad_(False)  # DeepSpeed gives them no float32 copy and no moments then
     if tokenizer is None:
         return qa
+    check_length(tokenizer, qa.model, recipe.data.max_length, "data.max_length")
     if recipe.task == "generative":
         qa.answer_like(empty_answer(tokenizer), declines=recipe.data.unanswerable == "train")
-    check_length(tokenizer, qa.model, recipe.data.max_length, "data.max_length")
     return qa
 
 

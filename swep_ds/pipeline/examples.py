@@ -12,7 +12,7 @@ from swep_ds.data.answers import normalize_answer
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset
+from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset, texts
 from swep_ds.pipeline.asked import held_out_by, numbers
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
@@ -32,7 +32,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
     data = recipe.data
     parts = {}
     for field, source in data.sources.items():
-        parts[field] = _read(data, recipe.as_named(field), source, remarks, training=True)
+        parts[field] = read_reported(recipe.as_named(field), source, data.choices, remarks, training=True)
     home = parts[data.home_field]
     parts[data.home_field], tests = _tests(data, home, recipe.test_sets, remarks)
     for name in {*recipe.test_sets[:1], *filter(None, [recipe.eval.select_on])}:
@@ -41,7 +41,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
                 f"data.eval.{name}: its answers are withheld, and the first test set and that of eval.select_on need "
                 "them: name another one"
             )
-    held_out = _texts(home) - _texts(parts[data.home_field])
+    held_out = texts(home) - texts(parts[data.home_field])
     training = []
     for number, (field, part) in enumerate(parts.items()):
         kept = [example for example in part if held_out.isdisjoint((example.context, example.article))]
@@ -63,7 +63,8 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
             _report(recipe.as_named(field), told, sum(example.source == number for example in training), remarks)
     if data.augmented:
         named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
-        training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
+        samples = read_reported("data.augmented", data.augmented, named.choices, remarks, training=True)
+        training += samples_of(training, samples)
     return training, tests
 
 
@@ -104,7 +105,7 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     home = data.home_field
     training = []
     if name == HOLDOUT:
-        training = _read(data, home, data.sources[home], None, training=True)
+        training = read_reported(home, data.sources[home], data.choices, None, training=True)
     examples = _tests(data, training, [name], None)[1][name]
     if name == recipe.validation_set:
         return halves(examples)[1]
@@ -120,7 +121,7 @@ def _tests(
         training, tests[HOLDOUT] = _held_out(data, training, remarks)
     for name, source in data.eval.items():
         if name in names:
-            tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
+            tests[name] = read_reported(f"data.eval.{name}", source, data.choices, remarks, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
@@ -143,19 +144,6 @@ def _held_out(
     return kept, held_out
 
 
-def _texts(examples: list[Example]) -> set[str]:
-    return {example.context for example in examples} | {example.article for example in examples}
-
-
-def _read(data: DataSection, field: str, source: str, remarks: Remarks | None, *, training: bool) -> list[Example]:
-    examples = read_reported(field, source, data.choices, remarks, training=training)
-    without = sum(not example.answers for example in examples)
-    if training and without and remarks is not None:
-        taught = "have no answer and teach the model to decline (data.unanswerable)"
-        warn_once(f"{field}: {without} of {len(examples)} questions {taught}")
-    return examples
-
-
 def read_reported(
     field: str, source: str, choices: Choices, remarks: Remarks | None, *, training: bool
 ) -> list[Example]:
@@ -170,6 +158,10 @@ def read_reported(
             warn_once(f"{field}: none of its questions has an answer: taken as withheld, and without a score")
     if not examples:
         raise InputError(f"{field}: {source}: all of its questions are left out: the warnings above say why")
+    without = sum(not example.answers for example in examples)
+    if training and without and remarks is not None:
+        taught = "have no answer and teach the model to decline (data.unanswerable)"
+        warn_once(f"{field}: {without} of {len(examples)} questions {taught}")
     return examples
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from swep_ds.common.errors import InputError
 from swep_ds.data.answers import is_blank, normalize_answer
 from swep_ds.data.example import Example
-from swep_ds.evaluation.spans import Answer, with_null
+from swep_ds.evaluation.spans import Answer, with_confidence, with_null
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 from swep_ds.texts.passages import Passage, Piece
@@ -113,10 +113,7 @@ class TextsAnswerer:
         if replies[0] is not null:
             said = normalize_answer(replies[0].text)
             confidence = min(1.0, sum(p for p, *_, answer in ranked if normalize_answer(answer.text) == said))
-            if confidence < self._answerer.min_confidence:
-                replies = [null, *(answer for answer in replies if answer is not null)]
-        replies[0] = replace(replies[0], confidence=confidence)
-        return replies[:n_best]
+        return with_confidence(replies, null, confidence, self._answerer.min_confidence, n_best)
 
 
 def _apart(ranked: list[tuple[float, float, Passage, Answer]], count: int) -> list[Answer]:

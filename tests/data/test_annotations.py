@@ -31,11 +31,9 @@ def read(file: str):
 
 def rows(*items: dict, labels: bool = True):
     """The rows that the items become, and the remarks."""
-    remarks = []
-    given = annotated_rows(
-        numbered(items), dict, lambda id_, place, *said: remarks.append((str(id_ or place), *said)), labels
-    )
-    return [row for _, row in given], remarks
+    given = list(annotated_rows(numbered(items), (), set(), labels=labels))
+    remarks = [(str(item.row.get("id") or item.place), item.remark, item.left_out) for item in given if item.remark]
+    return [item.row for item in given if not item.left_out], remarks
 
 
 def pairs(*items: dict) -> list[list[tuple[str, int]]]:
@@ -341,9 +339,9 @@ def test_other_items_pass_untouched_and_are_not_read_ahead(item):
         raise AssertionError("read ahead")
 
     assert tool_of(item) is None
-    given = annotated_rows(items(), dict, lambda *said: None, True)
-    assert next(given)[1] is item
-    assert list(annotated_rows(iter(()), dict, lambda *said: None, True)) == []
+    given = annotated_rows(items(), (), set(), labels=True)
+    assert next(given).row is item
+    assert list(annotated_rows(iter(()), (), set(), labels=True)) == []
 
 
 TEXT = {"text": CONTEXT, "question": YEAR, "answer": "1894"}

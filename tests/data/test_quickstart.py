@@ -44,7 +44,7 @@ def test_the_corpus_is_the_same_on_every_platform_and_every_answer_is_at_its_off
             assert new["context"] == old["context"]
             assert [qa for qa in new["qas"] if qa["answers"]] == old["qas"]
         choices = Choices(unanswerable="train")
-        judged = [*judged_items("v2", document_items(data), choices, training=True, labels=True)]
+        judged, _ = judged_items("v2", document_items(data), choices, training=True, labels=True)
         assert not any(question.fault or question.remark for question in judged)  # neither offsets nor is_impossible
         asked = [question.example for question in judged]
         assert len({example.id for example in asked}) == len(asked)

@@ -124,7 +124,7 @@ def predict(batch: Batch) -> tuple[torch.Tensor, ...]:
 
 
 def examples_of(count: int, seed: int) -> list[Example]:
-    judged = judged_items("squad", document_items(squad(count, seed)), STRICT, training=False, labels=True)
+    judged, _ = judged_items("squad", document_items(squad(count, seed)), STRICT, training=False, labels=True)
     return [question.example for question in judged]
 
 

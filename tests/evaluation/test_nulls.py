@@ -12,7 +12,7 @@ from swep_ds.data.windows import empty_answer
 from swep_ds.evaluation.calibration import features, fit
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation, Predictions
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Answer, with_null
+from swep_ds.evaluation.spans import Answer, with_confidence, with_null
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.evaluation.test_spans import best_probabilities, best_texts, decode, window
 from tests.support import tiny, tiny_batches, tiny_models
@@ -72,6 +72,16 @@ def test_a_question_is_declined_above_the_threshold():
         assert [answer.text for answer in with_null(answers, none, 1.0)] == texts
         assert [answer.text for answer in with_null(answers, none, -9.0)] == ["", "x", "y", "z"]
     assert with_null(answers, None, 0.0) == answers
+
+
+def test_an_answer_below_the_least_confidence_is_withheld_and_follows_the_null_answer():
+    answers = [Answer("x", 0, 1, 3.0, 0.6), Answer("y", 1, 2, 2.0, 0.3)]
+    none = null(1.0, 0.1, -2.0)
+    for replies in (answers, [answers[0], none, answers[1]]):
+        assert with_confidence(replies, none, 0.6, 0.6, 2) == [replace(answers[0], confidence=0.6), replies[1]]
+        assert with_confidence(replies, none, 0.6, 0.61, 9) == [replace(none, confidence=0.6), *answers]
+    declined = [none, *answers]
+    assert with_confidence(declined, none, 0.1, 0.9, 2) == [replace(none, confidence=0.1), answers[0]]
 
 
 def test_the_threshold_with_the_best_f1_is_chosen_even_if_it_declines_all():

@@ -14,7 +14,6 @@ from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import load_saved
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 
@@ -91,25 +90,3 @@ def test_a_run_without_a_calibrator_says_why(runs):
     assert read(runs / "plain" / "model" / "reading.json")["calibrator"] is None
     assert not (runs / "plain" / "calibrated").exists()
     assert (runs / "plain" / "n_best" / "test.json").is_file()
-
-
-def test_answers_below_the_least_confidence_are_declined(runs):
-    model = runs / "calibrated" / "model"
-    [example, *_] = reported_examples(Recipe.load(str(runs / "calibrated" / "recipe.yaml")), "test")
-    asked = example.question, example.context
-    plain = QuestionAnswerer(model)
-    best, second = plain(*asked, n_best=2)
-    assert plain(*asked) == [best]
-    assert second.confidence is None
-    calibrator = load_saved(str(model)).calibrator
-    expected = calibrator.confidence(np.array([features(example, plain(*asked, n_best=N_BEST))]))
-    assert best.confidence == pytest.approx(float(expected[0]))
-    [given] = QuestionAnswerer(model, min_confidence=best.confidence - 1e-6)(*asked)
-    assert given.text == best.text
-    declined, withheld = QuestionAnswerer(model, min_confidence=best.confidence + 1e-6)(*asked, n_best=2)
-    assert (declined.text, declined.score, declined.confidence) == ("", None, pytest.approx(best.confidence))
-    assert (withheld.text, withheld.confidence) == (best.text, None)
-    other = QuestionAnswerer(model, null_threshold=1e9)  # under which the calibrator was not fitted
-    assert not other.calibrated
-    [reply] = other(*asked)
-    assert reply.confidence == reply.probability

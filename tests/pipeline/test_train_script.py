@@ -11,7 +11,7 @@ from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import error_line
 from tests.support.fork_server import python_stand_in, run_script
-from tests.support.tiny_run import ROOT, TORCHRUN, complete, ds_config, error, execute, losses, make_runs, prepare
+from tests.support.tiny_run import ROOT, TORCHRUN, complete, ds_config, execute, losses, prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -25,31 +25,6 @@ def arguments(folder: Path, output: str, *overrides: str, stage: int = 2) -> lis
     sets = [part for override in overrides for part in ("--set", override)]
     config, recipe = str(ds_config(folder, stage)), str(folder / "recipe.yaml")
     return ["--ds_config", config, "--recipe", recipe, "--output_dir", str(folder / output), *sets]
-
-
-# Bad input: all cases in one process, then one on two ranks
-
-SETTINGS = {  # name -> (overrides, part of the message)
-    "no-room": (["data.max_length=20", "data.max_query_length=17"], r"max_length 20 leaves no .*raise max_length"),
-    "no-model": (["model.name=nowhere/model"], r"model\.name nowhere/model"),
-    "fp16": (["train.precision=fp16"], r"train\.precision.* fp16 needs a GPU"),
-    "ds_config": ([], r"gradient_clipping = 3, but the recipe's train\.max_grad_norm gives 1\.0"),
-}
-
-
-@pytest.mark.slow
-def test_bad_input_names_the_file_or_field_and_the_fix_and_leaves_nothing(folder):
-    contradicting = folder / "contradicting.json"
-    contradicting.write_text('{"gradient_clipping": 3, "zero_optimization": {"stage": 2}}')
-    runs = []
-    for name, (overrides, _) in SETTINGS.items():
-        config = contradicting if name == "ds_config" else ds_config(folder, 2)
-        run = {"recipe": str(folder / "recipe.yaml"), "set": overrides, "ds_config": str(config)}
-        runs.append(run | {"output_dir": str(folder / name), "fails": True})
-    make_runs(folder, runs)
-    for name, (_, said) in SETTINGS.items():
-        assert re.search(said, error(folder / name))
-        assert not (folder / name).exists()
 
 
 def test_bad_data_ends_all_ranks_with_one_line(folder):

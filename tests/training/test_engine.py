@@ -12,14 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with_warmup
 
 from swep_ds.methods import METHODS
-from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline.checks import read_and_check
 from swep_ds.pipeline.prepare import Prepared
 from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
-from tests.support import methods_reference
 from tests.support.engine_runs import train_runs, weights
 from tests.support.mixed_order import rows_of_updates
 from tests.support.tiny_objective import split
@@ -74,8 +72,8 @@ VARIANTS = {
     },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba", *NOISES)},
 }
-# written a second time in tests/support/methods_reference.py; by sizes that matter in a model as small as this one
-RIVALS = {
+# by sizes that matter in a model as small as this one; tests/methods/test_equations.py has their equations
+VARIANTS |= {
     "r3f": {"method.name": "r3f", "method.noise_size": 0.1, "method.divergence_weight": 5.0},
     "pdr": {"method.name": "pdr", "method.start_size": 0.01},
     "fgm": {"method.name": "fgm"},
@@ -83,10 +81,7 @@ RIVALS = {
     "lnsr": {"method.name": "lnsr", "method.noise_scale": 0.5},
     "divergence": {"method.divergence_weight": 20.0},
 }
-VARIANTS |= RIVALS
-FROZEN = {"frozen": {"train.freeze_embeddings": True}}
-FROZEN["frozen-mle"] = {"method.name": "mle", **FROZEN["frozen"]}
-VARIANTS |= FROZEN
+VARIANTS["frozen"] = {"train.freeze_embeddings": True}  # tests/training/test_zero.py has the other stages
 Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's weights at the end
 
 
@@ -133,9 +128,6 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         listed["controlled"]["ds_config"] = str(ds_config(folder, 3, sub_group_size=1000))
         for stage in (0, 2):
             add(f"controlled-zero{stage}", zero[stage], **VARIANTS["controlled"])
-        for name, settings in FROZEN.items():
-            for stage in range(3):
-                add(f"{name}-zero{stage}", zero[stage], **settings)
         add("adv_aug-accumulation", zero[2], accumulation=2, **VARIANTS["adv_aug"])
     else:
         for config in ("zero2_offload", "zero3_offload"):
@@ -207,8 +199,7 @@ def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
 
 
 def without_an_engine(folder: Path, variant: str) -> Training:
-    """A plain PyTorch loop: one process, one backward a pass, one step at the end. Its losses are those of a method's
-    passes; a rival's are those of its equations, in one backward."""
+    """A plain PyTorch loop over a method's passes: one process, one backward a pass, one step at the end."""
     settings = dict(VARIANTS[variant])
     is_frozen = settings.pop("train.freeze_embeddings", False)
     recipe, job = job_of(folder, **settings)
@@ -224,11 +215,6 @@ def without_an_engine(folder: Path, variant: str) -> Training:
     for update in range(UPDATES):
         batch, total, statistics = job.batches[update], 0.0, {}
         steps = split(objective, batch, update, progress=update / UPDATES)
-        if variant in RIVALS:  # only the number of the draw is the package's
-            draw = next(key.draw for _, key in objective.passes(MicroStep(update)) if key)
-            noise = getattr(objective.method, "noise", None)
-            equation = methods_reference.loss(objective.qa.model, batch, recipe.method, objective.seed, draw, noise)
-            steps = [(equation, None, {})]
         for loss, _, measured in steps:
             loss.backward()
             total, statistics = total + loss.item(), statistics | measured
@@ -254,9 +240,7 @@ def test_every_method_is_its_passes(finished, folder, reference, variant):
     assert_same_training(finished[variant, 2], expected)
     if variant == "adv_aug":  # what a pass carries on belongs to its micro-batch
         assert_same_training(finished["adv_aug-accumulation", 2], expected)
-    if variant in FROZEN:
-        for stage in range(3):
-            assert_same_training(finished[f"{variant}-zero{stage}", 2], expected)
+    if variant == "frozen":
         words = "bert.embeddings.word_embeddings.weight"
         assert torch.equal(expected[1][words], load_file(folder / "model" / "model.safetensors")[words])
     assert expected[0] != pytest.approx(losses(reference), rel=1e-4)
