@@ -53,7 +53,8 @@ def made_session(folder: Path, architecture: str, **settings) -> Session:
     (folder / "secret.txt").write_text("The abbot founded a secret.")
     (folder / "texts" / "link.txt").symlink_to(folder / "secret.txt")
     texts = FolderTexts(folder / "texts", "texts", links_out=False)
-    session = Session("ask", [str(folder / "model")], texts, Verdicts(folder / "corrections.jsonl"))
+    (folder / "kept").mkdir()
+    session = Session("ask", [str(folder / "model")], texts, Verdicts(folder / "kept" / "corrections.jsonl"))
     session.load_model(**settings)
     return session
 
