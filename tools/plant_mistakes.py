@@ -106,14 +106,18 @@ def planted(checkout: Path, mistake: Mistake) -> str:
 
 
 def tests_of(checkout: Path, mistake: Mistake) -> list[str]:
-    """The test files of the mistake's room: those it names, that are named like its file, that import it, the rest."""
+    """The test files: those the mistake names, and of its room those named like its file, that import it, the rest."""
     module = mistake.file.removesuffix(".py").replace("/", ".")
+    named = {checkout / test for test in mistake.tests}
 
     def rank(file: Path) -> tuple[bool, bool, bool]:
-        named = str(file.relative_to(checkout)) in mistake.tests
-        return not named, Path(mistake.file).stem not in file.stem, module not in file.read_text(encoding="utf-8")
+        return (
+            file not in named,
+            Path(mistake.file).stem not in file.stem,
+            module not in file.read_text(encoding="utf-8"),
+        )
 
-    files = sorted((checkout / "tests" / mistake.room).rglob("test_*.py"))
+    files = sorted(named | set((checkout / "tests" / mistake.room).rglob("test_*.py")))
     return [str(file.relative_to(checkout)) for file in sorted(files, key=rank)]
 
 

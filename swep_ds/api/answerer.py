@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from swep_ds.common.console import quiet
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, excerpt
 from swep_ds.common.files import user_path
 from swep_ds.data.answers import is_blank
 from swep_ds.data.example import Example
@@ -125,6 +125,15 @@ class QuestionAnswerer:
             texts = [text for example in examples for text in (example.question, example.context)]
             check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
             self._texts_checked += len(texts)
+
+    def remark(self, question: str) -> str | None:
+        """What of a question is not read, if it is too long."""
+        limit = self._saved.windows.max_query_length
+        tokens = self._cutter.encode(question)
+        if len(tokens.ids) <= limit:
+            return None
+        rest = excerpt(question[tokens.starts[limit] :])
+        return f"The question is longer than {limit} tokens: the model does not read {rest}."
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""

@@ -43,13 +43,13 @@ def serve() -> None:
     if given.label is None:
         if len(given.served) != 2:
             raise InputError("give a model and a folder of texts; or finished runs and --label QUESTIONS")
-        mode, (model, folder) = "ask", given.served
+        mode, served, folder = "ask", given.served[:1], user_path(given.served[1])
         if given.texts or given.columns:
             raise InputError("--texts and --columns are those of --label: give it too, or leave them out")
-        texts = FolderTexts(user_path(folder), f"texts {user_path(folder)}", links_out=False)
+        texts = FolderTexts(folder, f"texts {folder}", links_out=False)
         output = given.output or Path("corrections.jsonl")
     else:
-        mode, model = "label", ", ".join(given.served)
+        mode, served = "label", [str(user_path(run)) for run in given.served]
         if given.null_threshold is not None or given.min_confidence:
             raise InputError("--null_threshold and --min_confidence: labels are about the runs as they are: leave out")
         texts = given.texts and FolderTexts(given.texts, f"--texts {given.texts}", links_out=False)
@@ -71,7 +71,9 @@ def serve() -> None:
     except ImportError as error:
         raise InputError(f"needs pip install '.[serve]' in a checkout ({reason(error)})") from None
 
-    session = Session(mode, model, texts, Verdicts(output))
+    session = Session(mode, served, texts, Verdicts(output))
+    if mode == "label":
+        questions = session.read_questions(given.label, given.columns)
     host, port = listening.getsockname()[:2]
     hosts = ["*"]
     if host in LOCAL:
@@ -86,7 +88,7 @@ def serve() -> None:
             if mode == "ask":
                 session.load_model(null_threshold=given.null_threshold, min_confidence=given.min_confidence)
             else:
-                session.load_labels(list(map(user_path, given.served)), given.label, given.columns)
+                session.load_labels(questions)
             print("ready", flush=True)
         except BaseException as error:  # raised below, where the server ends
             failed.append(error)

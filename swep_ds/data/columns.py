@@ -84,23 +84,28 @@ def name_of(value: Any) -> str:
 def check_names(
     names: tuple[str, ...], columns: Columns, needs_context: bool = False, has_documents: bool = False
 ) -> dict[str, str]:
-    """`column_names` of a row or table. Raises InputError: none stands for the question or, if it is needed, for the
-    context, which may be found in a document if the reader has some; or the rows are MRQA's."""
+    """`column_names` of a row. Raises InputError: none stands for the question or, if it is needed, for the context,
+    which may be found in a document if the reader has some; or the rows are MRQA's."""
     chosen = column_names(names, columns)
     text = "context"
     if "context" not in chosen and (has_documents or "document" in chosen):
         text = "document"
-    missing = [column for column in ("question", text) if column not in chosen]
-    if not missing and text == "document" and needs_context and not has_documents:
+    needed = ["question"]
+    if needs_context:
+        needed.append(text)
+    missing = [column for column in needed if column not in chosen]
+    if missing:
+        fix = f"rename yours, or name it in data.columns (--columns), as in {missing[0]}=NAME"
+        if needs_context:
+            fix = f"{fix}; {EXPORTS}"
+            if ANSWERED.isdisjoint(chosen):
+                missing.append("answers")
+        raise InputError(f"has no column {', '.join(missing)} (found: {excerpt(list(names))}): {fix}")
+    if text == "document" and needs_context and not has_documents:
         raise InputError(
             "has a document in place of a context: name the folder of documents in data.texts (--texts) or, if "
             f"{chosen['document']!r} is the text itself, set data.columns.context (--columns) to it"
         )
-    if "question" in missing or (missing and needs_context):
-        if ANSWERED.isdisjoint(chosen):
-            missing.append("answers")
-        fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME; {EXPORTS}"
-        raise InputError(f"has no column {', '.join(missing)} (found: {excerpt(list(names))}): {fix}")
     if MRQA_COLUMN in chosen:
         raise InputError(
             "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "

@@ -20,7 +20,7 @@ from swep_ds.common.errors import InputError, as_input_error, excerpt
 from swep_ds.common.spreadsheets import ERRORS, sheet_rows
 from swep_ds.data.annotations import tool_of
 from swep_ds.data.answers import field
-from swep_ds.data.columns import EXPORTS, Columns, check_names, column_names
+from swep_ds.data.columns import EXPORTS, Columns, column_names
 from swep_ds.ranks.environment import warn_once
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
@@ -33,8 +33,7 @@ _POINT_ZERO = re.compile(r"(0|[1-9]\d{0,14})\.0")
 
 
 def file_items(path: Path, columns: Columns, sheet: str | None = None) -> Items:
-    """The items of a file, `sheet` as in `sheet_rows`. Raises InputError: it is empty, damaged, of another format, or a
-    table without a column."""
+    """The items of a file, `sheet` as in `sheet_rows`. Raises InputError: it is empty, damaged or of another format."""
     content = path.read_bytes()
     if content.startswith(b"version https://git-lfs"):
         raise InputError("a pointer of Git LFS, not the data: run `git lfs pull` in its repository")
@@ -65,7 +64,7 @@ def file_items(path: Path, columns: Columns, sheet: str | None = None) -> Items:
     delimiter = max(",;\t", key=header.count)
     if header.startswith(("{", "[")):
         yield from json_items(text, columns)
-    elif delimiter in header or "question" in column_names((header,), columns):
+    elif delimiter in header or ".csv" in path.suffixes or "question" in column_names((header,), columns):
         yield from _csv_rows(text, delimiter, columns)
     else:
         raise InputError(
@@ -128,8 +127,8 @@ def _arrow_table(content: bytes) -> pa.Table:
 
 
 def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
-    """The rows of a table, with the columns that stand for `COLUMNS`. Raises InputError: as `check_names`."""
-    known = check_names(tuple(table.column_names), columns)
+    """The rows of a table, with the columns that stand for `COLUMNS`. Raises InputError: as `column_names`."""
+    known = column_names(tuple(table.column_names), columns)
     decode = dict
     if any("arrow.json" in str(kind) for kind in table.schema.types):  # as `datasets` keeps texts and numbers, mixed
         from datasets import Features
@@ -155,12 +154,12 @@ def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:
                 continue
             if not header:
                 header = cells
-                names = check_names(tuple(header), columns)
+                names = column_names(tuple(header), columns)
                 texts = {names.get("question"), names.get("context")}
                 continue
-            if len(cells) != len(header):
+            if len(cells) != len(header) and "question" in names:  # else the row is refused for what it lacks
                 raise InputError(f"row {number} has {len(cells)} cells, and the header {len(header)}: correct it")
-            row: dict[str, Any] = dict(zip(header, cells, strict=True))
+            row: dict[str, Any] = dict(zip(header, cells, strict=False))
             for name in row.keys() - texts:
                 if _POINT_ZERO.fullmatch(row[name]):
                     row[name] = float(row[name])

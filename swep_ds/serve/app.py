@@ -15,11 +15,11 @@ from fastapi.staticfiles import StaticFiles
 from swep_ds.common.console import Progress
 from swep_ds.common.errors import InputError, reason
 from swep_ds.serve.exports import EXPORTS
-from swep_ds.serve.schema import Question, Reply, Text, Verdict
+from swep_ds.serve.schema import Given, Question, Reply, Text, Verdict
 from swep_ds.serve.session import Session
 
 LARGEST = 2**20  # bytes of a request
-NAMES = 200  # that a list of texts shows
+LISTED = 200  # texts or verdicts that a list shows
 # nothing that a text, a question or a name holds is run, and nothing comes from another host
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -96,7 +96,8 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
     @app.get("/state")
     def state() -> dict[str, Any]:
         """What is served, and what is done until it is ready."""
-        served = {name: getattr(session, name) for name in ("mode", "model", "ready", "most")}
+        served = {name: getattr(session, name) for name in ("mode", "ready", "most")}
+        served["model"] = ", ".join(session.names[source] for source in session.served)
         served |= {"output": session.verdicts.path.name, "verdicts": len(session.verdicts.rows)}
         served |= {"doing": Progress.latest, "folder": None, "texts": 0, "left_out": []}
         if session.shown:
@@ -107,7 +108,8 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
     @app.post("/answer")
     async def answer(asked: Question) -> Reply:
         """The best answer to a question, and others. Questions that wait are answered together."""
-        return await asyncio.wrap_future(loaded("asking").ask(asked.question, asked.n_best))
+        reply = await asyncio.wrap_future(loaded("asking").ask(asked.question, asked.n_best))
+        return reply | {"judged": session.verdicts.latest(asked.question)}
 
     @app.get("/passages")
     def passages(question: Text) -> dict[str, Any]:
@@ -118,13 +120,18 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
     def texts(part: str = "") -> dict[str, Any]:
         """The first names of texts that contain a part, in any case, and how many there are."""
         names = [name for name in loaded("shown").index.names if part.casefold() in name.casefold()]
-        return {"names": names[:NAMES], "count": len(names)}
+        return {"names": names[:LISTED], "count": len(names)}
 
     @app.post("/text")
     def text(name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
         """A whole text, and its version. An address cannot hold each name: some are no UTF-8."""
         document, version = loaded("shown").document(name)
         return {"name": name, "text": document.text, "version": version}
+
+    @app.get("/verdicts")
+    def latest() -> dict[str, list[Given]]:
+        """The latest verdicts, the last one first."""
+        return {"latest": session.verdicts.latest()[:LISTED]}
 
     @app.post("/verdicts")
     def add(verdict: Verdict) -> dict[str, Any]:

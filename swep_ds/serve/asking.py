@@ -79,7 +79,8 @@ class Asking:
             best, *others = map(self._shown.reply, answers)
             others = [other for other in others if other["answer"]]
             declined = self._declined(answers[0])
-            replies[question] = {"question": question, **best, "declined": declined, "others": others}
+            notes = {"declined": declined, "remark": self._answerer.remark(question)}
+            replies[question] = {"question": question, **best, **notes, "others": others}
             self._kept[texts, question, n_best] = replies[question]
         return replies
 

@@ -18,15 +18,23 @@ from swep_ds.evaluation.scores import Scorer
 RESERVED = 120  # seconds for which a question is left to the person to whom it was shown
 
 
+def check_questions(examples: Sequence[Example], rows: Mapping[str, dict[str, Any]], what: str) -> None:
+    """Raises InputError: the questions are too few to label, or a row of `what` is no label of them."""
+    if len(examples) < STRATA * MIN_IN_STRATUM:
+        raise InputError(f"--label: {len(examples)} questions: give at least {STRATA * MIN_IN_STRATUM}")
+    question_of = {example.id: example.question for example in examples}
+    for id_, row in rows.items():
+        if question_of.get(row.get("asked")) != row["question"]:
+            raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
+
+
 class Labels:
     """The questions `examples`. `answers` has by run what it replied: (text, probability) by question id. A label is a
-    verdict's row with the id of its question as `asked`. Raises InputError: the questions are too few."""
+    verdict's row with the id of its question as `asked`."""
 
     def __init__(
         self, examples: Sequence[Example], answers: Mapping[str, Mapping[str, tuple[str, float]]], scorer: Scorer
     ):
-        if len(examples) < STRATA * MIN_IN_STRATUM:
-            raise InputError(f"--label: {len(examples)} questions: give at least {STRATA * MIN_IN_STRATUM}")
         self._examples = examples
         self._row_of = {example.id: row for row, example in enumerate(examples)}
         self._answers = answers
@@ -43,13 +51,6 @@ class Labels:
         if id_ not in self._row_of:
             raise InputError(f"asked: no question has the id {id_!r}")
         return self._examples[self._row_of[id_]]
-
-    def check(self, rows: Mapping[str, dict[str, Any]], what: str) -> None:
-        """Raises InputError: a row of `what` is no label of these questions."""
-        for id_, row in rows.items():
-            asked = row.get("asked")
-            if asked not in self._row_of or self.example(asked).question != row["question"]:
-                raise InputError(f"{what}: the verdict {id_!r} is about another set of questions: name another file")
 
     def next(self, labelled: Collection[str], skipped: Sequence[str]) -> Example | None:
         """The next question that has no label; those shown to another person within `RESERVED` come later, and skipped

@@ -55,12 +55,24 @@ class Place(Said):
     passage_start: int | None = None
 
 
+class Given(BaseModel):
+    """A verdict that was given: these words answer the question, or, without words, the texts do not say."""
+
+    id: str
+    question: str
+    words: str | None
+    time: str
+
+
 class Reply(Place):
-    """The best answer; "" if the question is declined, and `declined` says why."""
+    """The best answer; "" if the question is declined, and `declined` says why. `remark`: what of a long question was
+    not read. `judged`: verdicts on the same question, the latest first."""
 
     question: str
     declined: str | None
+    remark: str | None
     others: list[Place]
+    judged: list[Given]
 
 
 class Verdict(Span, extra="forbid"):

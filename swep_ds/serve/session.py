@@ -11,13 +11,15 @@ from typing import Any, Literal
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.api.forecast import answers_of
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import public_names
 from swep_ds.data.choices import Choices
 from swep_ds.data.columns import Columns
+from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.evaluate import CACHE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.serve.asking import Asking
-from swep_ds.serve.labels import Labels
+from swep_ds.serve.labels import Labels, check_questions
 from swep_ds.serve.schema import MOST, Said, Verdict
 from swep_ds.serve.shown import ShownTexts
 from swep_ds.serve.verdicts import Verdicts, row_of
@@ -33,7 +35,7 @@ class Session:
     are there when it is `ready`, as far as its mode has them."""
 
     mode: Literal["ask", "label"]
-    model: str  # for the page
+    served: Sequence[str]  # a model, or runs
     texts: FolderTexts | None
     verdicts: Verdicts
     ready: bool = False
@@ -42,11 +44,15 @@ class Session:
     asking: Asking | None = None
     labels: Labels | None = None
 
+    def __post_init__(self):
+        """Raises InputError: verdicts of another mode."""
+        if self.mode == "ask" and any("asked" in row for row in self.verdicts.rows.values()):
+            raise InputError(f"--output {self.verdicts.path}: holds labels of --label: name another file")
+        self.names = public_names(self.served)  # by source of models or questions what replies call it
+
     def load_model(self, **settings: Any) -> None:
         """Loads the model and indexes the texts. Raises InputError: as `QuestionAnswerer` and its `over`."""
-        if any("asked" in row for row in self.verdicts.rows.values()):
-            raise InputError(f"--output {self.verdicts.path}: holds labels of --label: name another file")
-        answerer = QuestionAnswerer(self.model, batch_size=BATCH, **settings)
+        answerer = QuestionAnswerer(self.served[0], batch_size=BATCH, **settings)
         asks = answerer.over(self.texts)
         self.shown = ShownTexts(self.texts, asks.index)
         self.asking = Asking(answerer, asks, self.shown)
@@ -54,26 +60,31 @@ class Session:
             self.most = MOST
         self.ready = True
 
-    def load_labels(self, runs: Sequence[Path], source: str, columns: Columns) -> None:
-        """Reads the questions, and asks those that were not asked before. Raises InputError: runs or questions cannot
-        be used, or the verdicts are about others."""
-        for run in runs:
-            RunFolder(run).check_finished()
-        recipe = RunFolder(runs[0]).read_recipe()
-        scorer = recipe.eval.scorer_of("".join(recipe.test_sets[:1]))
+    def read_questions(self, source: str, columns: Columns) -> list[Example]:
+        """Those to label. Raises InputError: they or the runs cannot be used, or the verdicts are about others."""
+        for run in self.served:
+            RunFolder(Path(run)).check_finished()
         examples = read_examples(source, training=False, choices=Choices(columns=columns), labels=False)
+        check_questions(examples, self.verdicts.rows, f"--output {self.verdicts.path}")
         lacking = [example.id for example in examples if not example.context]
         if lacking and not self.texts:
             raise InputError(f"--label {source}: question {lacking[0]!r} has no context: give it, or --texts")
-        folder = RunFolder(runs[0]).forecasts / "answers"
+        self.names |= public_names([source])
+        return examples
+
+    def load_labels(self, examples: Sequence[Example]) -> None:
+        """Asks the questions that were not asked before. Raises InputError: as `answers_of`."""
+        first = RunFolder(Path(self.served[0]))
+        recipe = first.read_recipe()
+        scorer = recipe.eval.scorer_of("".join(recipe.test_sets[:1]))
+        folder = first.forecasts / "answers"
         folder.mkdir(parents=True, exist_ok=True)
         index = None
         if self.texts:
             index = TextIndex(self.texts)
             self.shown = ShownTexts(self.texts, index)
-        answers = {str(run): answers_of(run, examples, folder, index) for run in runs}
+        answers = {self.names[run]: answers_of(Path(run), examples, folder, index) for run in self.served}
         self.labels = Labels(examples, answers, scorer)
-        self.labels.check(self.verdicts.rows, f"--output {self.verdicts.path}")
         self.ready = True
 
     def save(self, verdict: Verdict) -> str:
@@ -82,7 +93,7 @@ class Session:
         question, label = verdict.question, {}
         if self.labels:
             example = self.labels.example(verdict.asked)
-            question, name, context, first = example.question, example.article, example.context, 0
+            question, name, context, first = example.question, self.public(example.article), example.context, 0
             label = {"asked": example.id, "stratum": self.labels.stratum_of[example.id]}
         if self.texts:
             if verdict.start is not None and verdict.text is None:
@@ -109,6 +120,8 @@ class Session:
         folders = [self.verdicts.path.parent, CACHE]
         if self.texts:
             folders.insert(0, self.texts.folder)
+        for source, name in self.names.items():
+            sentence = sentence.replace(source, name)
         for folder in folders:
             if folder.is_absolute() and folder.name:  # the root's name says nothing, and all names hold its slash
                 sentence = sentence.replace(os.path.join(folder, ""), "").replace(str(folder), folder.name)

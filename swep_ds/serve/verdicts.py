@@ -126,6 +126,15 @@ class Verdicts:
             self.rows = self.rows | {id_: row}
         return id_
 
+    def latest(self, question: str | None = None) -> list[dict[str, Any]]:
+        """All verdicts, or those on a question, in any case; the latest first, with the fields of `schema.Given`."""
+        given = []
+        for row in reversed(self.rows.values()):
+            if question is None or _folded(row["question"]) == _folded(question):
+                words = ", ".join(row["answers"]["text"]) or None
+                given.append({"id": row["id"], "question": row["question"], "words": words, "time": row["time"]})
+        return given
+
     def undo(self, id_: str) -> None:
         """Removes a row. Raises InputError: there is none with this id, or the file cannot be written."""
         with self._change, as_input_error(f"{self.path}: the verdict is not removed", "make room there"):
@@ -136,6 +145,10 @@ class Verdicts:
             write_atomically(self.path, b"".join(map(_line, rows.values())))
             self._known = self._state()
             self.rows = rows
+
+
+def _folded(question: str) -> str:
+    return " ".join(question.casefold().split())
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -96,6 +96,21 @@ def test_all_missing_columns_are_named_at_once(save, row, said):
     assert said in refused(save(json.dumps([row])))
 
 
+def test_questions_alone_need_no_other_column(tmp_path):
+    """A file whose name ends in .csv may have one column, whatever the name."""
+    fix = "rename yours, or name it in data.columns (--columns), as in question=NAME"
+    for name, text, names in (
+        ("asked.csv", "Frage\nWho, and when?\n", ["Frage"]),
+        ("asked.csv", "Frage;Text\nWho?;Ann.\n", ["Frage", "Text"]),
+        ("asked.json", json.dumps([{"Frage": "Who?"}]), ["Frage"]),
+    ):
+        (tmp_path / name).write_text(text)
+        said = refused(str(tmp_path / name), training=False, labels=False)
+        assert said.endswith(f"has no column question (found: {names}): {fix}")
+    said = refused(str(tmp_path / "asked.csv"))
+    assert "row 2: has no column question, context, answers (found: ['Frage', 'Text'])" in said
+
+
 def test_answer_text_is_an_answer(save):
     row = {"id": "a", "question": "Who built it?", "context": CONTEXT, "answer_text": "Ada Brook", "answer_start": 0}
     assert told(save([row])) == EXPECTED

@@ -15,17 +15,18 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from transformers import AutoTokenizer
 
 from swep_ds import __main__ as command
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, excerpt
 from swep_ds.serve.app import HEADERS, build
 from swep_ds.serve.asking import _Asked
 from swep_ds.serve.session import Session
 from swep_ds.serve.verdicts import Verdicts
 from swep_ds.texts.folder import FolderTexts
 from tests.serve.test_verdicts import read
-from tests.support.finished import write_reading
+from tests.support.finished import finished, write_reading
 from tests.support.fork_server import free_port
 from tests.support.tiny_run import prepare
 
@@ -52,7 +53,8 @@ def made_session(folder: Path, architecture: str, **settings) -> Session:
     (folder / "secret.txt").write_text("The abbot founded a secret.")
     (folder / "texts" / "link.txt").symlink_to(folder / "secret.txt")
     texts = FolderTexts(folder / "texts", "texts", links_out=False)
-    session = Session("ask", str(folder / "model"), texts, Verdicts(folder / "corrections.jsonl"))
+    (folder / "kept").mkdir()
+    session = Session("ask", [str(folder / "model")], texts, Verdicts(folder / "kept" / "corrections.jsonl"))
     session.load_model(**settings)
     return session
 
@@ -74,10 +76,12 @@ def session(loaded) -> Iterator[Session]:
 
 @pytest.fixture
 def client(session) -> Iterator[TestClient]:
-    """Each reply has the headers."""
+    """Each reply has the headers, and none says where this machine keeps its files."""
 
     def check(response) -> None:
         assert {name: response.headers.get(name) for name in HEADERS} == HEADERS
+        response.read()
+        assert str(session.texts.folder.parent) not in response.text
 
     with TestClient(build(session), raise_server_exceptions=False) as client:
         client.event_hooks["response"] = [check]
@@ -105,7 +109,7 @@ def checked(session: Session, places: list[dict]) -> set[str]:
 
 
 def test_many_at_once_are_answered_as_each_alone(client, session):
-    alone = QuestionAnswerer(session.model).over(session.texts)
+    alone = QuestionAnswerer(session.served[0]).over(session.texts)
     with ThreadPoolExecutor(60) as threads:
         replies = list(threads.map(lambda question: ask(client, question), QUESTIONS * 3))
     expected_of = {question: alone(question, 3) for question in QUESTIONS}
@@ -134,6 +138,36 @@ def test_a_declined_question_says_why(client, session, monkeypatch):
         assert (reply["answer"], reply["text"], reply["declined"]) == ("", None, said)
         assert len(reply["others"]) == 2
         checked(session, reply["others"])
+
+
+def test_a_question_that_is_too_long_says_what_is_not_read(client, session):
+    limit, question = session.asking._answerer._saved.windows.max_query_length, "Who founded the college? " * 20
+    assert ask(client, QUESTIONS[0])["remark"] is None
+    tokenizer = AutoTokenizer.from_pretrained(session.served[0])
+    encoded = tokenizer(question.strip(), add_special_tokens=False, return_offsets_mapping=True)
+    rest = question.strip()[encoded["offset_mapping"][limit][0] :]
+    said = f"The question is longer than {limit} tokens: the model does not read {excerpt(rest)}."
+    assert ask(client, question)["remark"] == said
+    exact = tokenizer.decode(encoded["input_ids"][:limit])
+    assert ask(client, exact)["remark"] is None
+
+
+def test_a_question_that_was_judged_before_says_so(client, session):
+    before = client.get("/verdicts").json()["latest"]
+    question = "Who opened the college?"
+    reply = ask(client, question)
+    assert reply["judged"] == []
+    place = {name: reply[name] for name in PLACE}
+    ids = [client.post("/verdicts", json={"question": question, **at}).json()["id"] for at in ({}, place)]
+    assert ask(client, QUESTIONS[0])["judged"] == [given for given in before if given["question"] == QUESTIONS[0]]
+    judged = ask(client, " who  opened the COLLEGE?")["judged"]  # also where the reply is kept
+    assert [given["id"] for given in judged] == ids[::-1]
+    assert [given["words"] for given in judged] == [reply["answer"], None]
+    for given in judged:
+        assert (given["question"], given["time"]) == (question, session.verdicts.rows[given["id"]]["time"])
+    assert client.get("/verdicts").json()["latest"] == [*judged, *before]
+    client.delete(f"/verdicts/{ids[1]}").raise_for_status()
+    assert ask(client, question)["judged"] == judged[1:]
 
 
 def test_a_changed_text_is_never_answered_with_its_old_places(client, session):
@@ -181,7 +215,7 @@ def test_bad_requests_get_a_sentence_and_not_their_words(client, tmp_path):
     assert (reply.status_code, reply.json()["detail"].startswith("name: Input should be 'squad.json'")) == (422, True)
     for path in ("/", "/page.css", "/page.js", "/state", "/openapi.json", "/exports/squad.json"):
         client.get(path).raise_for_status()
-    loading = TestClient(build(Session("ask", "m", None, Verdicts(tmp_path / "c.jsonl"))))
+    loading = TestClient(build(Session("ask", ["m"], None, Verdicts(tmp_path / "c.jsonl"))))
     for reply in (
         loading.post("/answer", json={"question": "Who?"}),
         loading.post("/text", json={"name": "a"}),
@@ -310,7 +344,7 @@ def test_no_reply_says_where_this_machine_keeps_its_files(client, session):
     reply = client.post("/verdicts", json={"question": "Who built the bridge?"})
     session.verdicts.path.write_bytes(content)
     assert reply.json()["detail"] == "corrections.jsonl: another program has changed it: start the server again"
-    assert str(folder.parent) not in "".join(left_out)
+    assert client.get("/state").json()["model"] == "model"
     (folder / "bad.pdf").unlink()
 
 
@@ -337,7 +371,7 @@ def test_a_generative_model_gives_one_answer(tmp_path):
     session.asking._answer(together)  # the second request's fault is not the first one's
     assert [asked.reply.exception() is None for asked in together] == [True, False]
     reply = client.post("/answer", json={"question": "Who?", "n_best": 2})
-    assert (reply.status_code, "gives one answer: set it to 1" in reply.json()["detail"]) == (422, True)
+    assert (reply.status_code, "n_best 2: model gives one answer: set it to 1" in reply.json()["detail"]) == (422, True)
 
 
 # The command
@@ -378,14 +412,29 @@ def test_what_cannot_be_served_is_one_line(serve):
 
 
 def test_the_server_ends_where_what_it_serves_cannot_be_loaded(serve):
-    for words, file in (
-        (["no/model", "texts"], "corrections.jsonl"),
-        (["no/model", "--label", "a.csv"], "labels.jsonl"),
+    code, out, line = serve("no/model", "texts", "--port", "0")
+    assert (code, "no/model" in line, Path("corrections.jsonl").exists()) == (2, True, False)
+    assert out.startswith("http://127.0.0.1:")
+    assert out.endswith(": verdicts go to corrections.jsonl\n")
+
+
+def test_what_cannot_be_labelled_is_one_line_before_the_address(serve, tmp_path):
+    finished(tmp_path / "run", "mle")
+    Path("few.csv").write_text("question,context\nWho?,Ada built it.\n")
+    Path("one.csv").write_text("Frage\nWho, and when?\n")
+    Path("two.csv").write_text("Frage,Text\nWho?,Ada built it.\n")
+    fix = "rename yours, or name it in data.columns (--columns), as in question=NAME"
+    for run, file, said in (
+        ("no/run", "few.csv", "no/run"),
+        ("run", "no.csv", "data source 'no.csv': no such file"),
+        ("run", "few.csv", "--label: 1 questions: give at least 15"),
+        ("run", "one.csv", f"one.csv: row 2: has no column question (found: ['Frage']): {fix}"),
+        ("run", "two.csv", f"two.csv: row 2: has no column question (found: ['Frage', 'Text']): {fix}"),
     ):
-        code, out, line = serve(*words, "--port", "0")
-        assert (code, "no/model" in line, Path(file).exists()) == (2, True, False)
-        assert out.startswith("http://127.0.0.1:")
-        assert out.endswith(f": verdicts go to {file}\n")
+        code, out, line = serve(run, "--label", file, "--port", "0", "--output", f"{file}-{run[:2]}.jsonl")
+        assert (code, out, line.startswith(f"error: {said}")) == (2, "", True), line
+        assert not line.partition(fix)[2]
+    assert not list(Path().glob("*.jsonl"))
 
 
 def test_a_model_is_served_until_it_is_interrupted(serve, tmp_path):

@@ -13,7 +13,8 @@ from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.example import Example
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.serve.app import build
-from swep_ds.serve.labels import Labels
+from swep_ds.serve.exports import EXPORTS
+from swep_ds.serve.labels import Labels, check_questions
 from swep_ds.serve.session import Session
 from swep_ds.serve.verdicts import Verdicts
 from swep_ds.texts.folder import FolderTexts
@@ -38,7 +39,7 @@ ORDER, STRATA = labelling_order(PREDICTED)
 @pytest.fixture
 def session(tmp_path) -> Session:
     verdicts = Verdicts(tmp_path / "labels.jsonl")
-    return Session("label", "a, b", None, verdicts, ready=True, labels=Labels(EXAMPLES, ANSWERS, Scorer()))
+    return Session("label", ["a", "b"], None, verdicts, ready=True, labels=Labels(EXAMPLES, ANSWERS, Scorer()))
 
 
 @pytest.fixture
@@ -141,14 +142,29 @@ def test_labels_that_do_not_fit_are_refused(client, session):
     label(client, 1, "Built")
     for others in (EXAMPLES[2:], [replace(example, question="Why?") for example in EXAMPLES]):
         said = "F: the verdict 'q1' is about another set of questions: name another file"
-        assert refused(Labels(others, ANSWERS, Scorer()).check, session.verdicts.rows, "F") == said
-    assert refused(Labels, EXAMPLES[:14], ANSWERS, Scorer()) == "--label: 14 questions: give at least 15"
+        assert refused(check_questions, others, session.verdicts.rows, "F") == said
+    assert refused(check_questions, EXAMPLES[:14], {}, "F") == "--label: 14 questions: give at least 15"
 
 
 def test_a_file_of_labels_takes_no_corrections(client, session, tmp_path):
     label(client, ORDER[0], TRUTHS[ORDER[0]])
-    asks = Session("ask", "model", None, session.verdicts)
-    assert refused(asks.load_model).endswith("holds labels of --label: name another file")
+    said = refused(Session, "ask", ["model"], None, session.verdicts)
+    assert said.endswith("holds labels of --label: name another file")
+
+
+def test_no_reply_to_who_labels_says_where_this_machine_keeps_its_files(tmp_path):
+    """Nor an export, though a text without a title is named by its file."""
+    run = finished(tmp_path / "run", "mle")
+    paragraphs = [{"context": e.context, "qas": [{"id": e.id, "question": e.question}]} for e in EXAMPLES]
+    (tmp_path / "asked.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    session = Session("label", [str(run)], None, Verdicts(tmp_path / "labels.jsonl"))
+    session.load_labels(session.read_questions(str(tmp_path / "asked.json"), ()))
+    client = TestClient(build(session))
+    texts = [json.dumps(label(client, 1, "Built"))]
+    texts += [client.get(path).raise_for_status().text for path in ("/state", "/next", "/verdicts")]
+    texts += [client.get(f"/exports/{name}").text for name in EXPORTS]
+    assert not [text for text in texts if str(tmp_path) in text]
+    assert [row["title"] for row in session.verdicts.rows.values()] == ["asked.json: data[0]"]
 
 
 def test_questions_over_a_folder_are_labelled_anywhere_in_it(tmp_path):
@@ -160,8 +176,8 @@ def test_questions_over_a_folder_are_labelled_anywhere_in_it(tmp_path):
     rows = [{"id": f"q{n}", "question": f"When was the bridge {n % 3} founded?"} for n in range(15)]
     (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
     texts = FolderTexts(tmp_path / "museum", "texts")
-    session = Session("label", "run", texts, Verdicts(tmp_path / "labels.jsonl"))
-    session.load_labels([run], str(tmp_path / "asked.jsonl"), ())
+    session = Session("label", [str(run)], texts, Verdicts(tmp_path / "labels.jsonl"))
+    session.load_labels(session.read_questions(str(tmp_path / "asked.jsonl"), ()))
     client, text = TestClient(build(session)), texts["t1.txt"]
     place = {"text": "t1.txt", "start": text.index("Tram"), "end": text.index("Tram") + 6}
     marked = (
@@ -172,7 +188,7 @@ def test_questions_over_a_folder_are_labelled_anywhere_in_it(tmp_path):
     del marked["id"]
     [said] = client.post("/verdicts", json=marked).json()["said"]
     [reply] = QuestionAnswerer(run / "model").over(texts)(rows[1]["question"])
-    assert said == {"run": str(run), "answer": reply.text, "probability": pytest.approx(reply.confidence, rel=1e-3)}
+    assert said == {"run": "run", "answer": reply.text, "probability": pytest.approx(reply.confidence, rel=1e-3)}
     client.post("/verdicts", json={"question": "When?", "asked": "q2"}).raise_for_status()
     words, none = read(session.verdicts.path)
     assert [(words.id, words.article, words.answers), (none.id, none.article, none.answers)] == [
@@ -186,4 +202,4 @@ def test_questions_over_a_folder_are_labelled_anywhere_in_it(tmp_path):
     assert (client.post("/verdicts", json=marked).status_code, len(session.verdicts.rows)) == (409, 2)
     session.texts = None
     said = "asked.jsonl: question 'q0' has no context: give it, or --texts"
-    assert refused(session.load_labels, [run], str(tmp_path / "asked.jsonl"), ()).endswith(said)
+    assert refused(session.read_questions, str(tmp_path / "asked.jsonl"), ()).endswith(said)

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime
 from itertools import product
 from unittest.mock import Mock
 
@@ -21,7 +22,7 @@ from swep_ds.serve.asking import Asking
 from swep_ds.serve.labels import Labels
 from swep_ds.serve.session import Session
 from swep_ds.serve.shown import ShownTexts
-from swep_ds.serve.verdicts import Verdicts
+from swep_ds.serve.verdicts import Verdicts, row_of
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 from tests.support.browser import PATH, SHIFT, WAITS, Browser
@@ -123,6 +124,10 @@ def served(session: Session) -> Iterator[tuple[Session, str]]:
     thread.join()
 
 
+def today() -> str:
+    return f"{datetime.now():%-d %B %Y}"
+
+
 def answers(question: str) -> Iterator[Answer]:
     for number, (name, words) in enumerate(ANSWERS[question], 1):
         start = TEXTS[name].index(words)
@@ -138,12 +143,12 @@ def window(tmp_path_factory) -> Iterator[Window]:
         (folder / "museum" / name).write_text(text, newline="", encoding="utf-8")
     (folder / "museum" / os.fsdecode(b"caf\xe9.txt")).write_text("Coffee.")  # no UTF-8
     texts = FolderTexts(folder / "museum", "texts")
-    asking = Session("ask", "mine/model", texts, Verdicts(folder / "corrections.jsonl"), most=10)
+    asking = Session("ask", ["mine/model"], texts, Verdicts(folder / "corrections.jsonl"), most=10)
     asking.shown = ShownTexts(texts, TextIndex(texts))
     asks = Mock(answer=lambda asked, _: map(list, map(answers, asked)), index=asking.shown.index)
-    asking.asking = Asking(Mock(null_threshold=1.0, min_confidence=0.0), asks, asking.shown)
+    asking.asking = Asking(Mock(null_threshold=1.0, min_confidence=0.0, remark=lambda _: None), asks, asking.shown)
     examples = [Example(f"q{year}", f"When, of {year}?", f"👷 Built in {year}.", (), None, "") for year in YEARS]
-    labelling = Session("label", "runs/a", None, Verdicts(folder / "labels.jsonl"), ready=True)
+    labelling = Session("label", ["runs/a"], None, Verdicts(folder / "labels.jsonl"), ready=True)
     labelling.labels = Labels(examples, {"runs/a": {e.id: ("Built", 0.25) for e in examples}}, Scorer())
     with closing(Window(folder / "profile")) as window, served(asking) as asks, served(labelling) as labels:
         window.pages = {"ask": asks, "label": labels}
@@ -224,7 +229,7 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
     window.call("Input.insertText", text="typed")  # into a text that cannot be changed
     add = verdicts.add
     monkeypatch.setattr(verdicts, "add", Mock(side_effect=InputError("no space: make room there")))
-    for offline, said in ((True, "of verdicts: it may not be saved."), (False, "there. Nothing was saved.")):
+    for offline, said in ((True, "or not: look at the list of verdicts."), (False, "there. Nothing has changed.")):
         window.call("Network.setBlockedURLs", urls=["*"] * offline)
         window.click("These words")
         window.wait(f"document.getElementById('viewer-fault').innerText.endsWith({said!r})")
@@ -237,13 +242,78 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
     goes_on.set()
     window.wait(UNDO)
     shown = window.run(f"{SECOND}.lastChild.innerText.split(/\\n+/).filter(Boolean)")
-    assert shown == ["Open the text", "Saved: the right words are “Agnes Palder”.", "Undo"]
-    assert window.text("#count") == f"{len(before) + 1} verdicts in corrections.jsonl."
+    assert shown == ["Saved.", "The right words are “Agnes Palder”.", today(), "Undo", "Open the text"]
+    assert window.text("#count") == f"{len(before) + 1} verdicts in corrections.jsonl"
     [start] = (row := window.rows()[-1])["answers"]["answer_start"]
     assert (row["title"], row["context"][start : start + 15], row["right"]) == (HISTORY, "Agnes Palder of", True)
     window.press("Enter")
     window.wait("document.activeElement.innerText === 'Right'")
     assert ("Saved" in window.text("#answers"), window.rows()) == (False, before)
+
+
+def test_earlier_verdicts_are_shown_and_taken_back_after_a_reload(window):
+    session, address = window.pages["ask"]
+    other, mine = (row_of(question, HISTORY, TEXTS[HISTORY], None, None) for question in (HOSTILE, FOUNDER.upper()))
+    before, same = len(window.rows()), sum(row["question"] == FOUNDER for row in window.rows())
+    ids = [session.verdicts.add(row) for row in (other, mine)]  # by another person, or before the server's start
+    window.ask(FOUNDER)
+    assert window.text(".card .given").split("\n")[:3] == ["Judged before.", "The texts do not say.", today()]
+    assert window.run(f"{SECOND}.innerText.includes('before')") is False
+    window.click("Right")
+    window.wait(UNDO)
+    assert window.text(".saved").split("\n") == ["Saved.", "The right words are “1852”.", today(), "Undo"]
+    assert window.run("document.activeElement.closest('[aria-live=polite]') !== null")
+    window.open(address)
+    window.wait("document.activeElement.id === 'question'")
+    assert window.text("#count") == f"{before + 3} verdicts in corrections.jsonl"
+    window.run("document.getElementById('count').focus()")
+    window.press("Enter")
+    window.wait("document.getElementById('latest').children.length")
+    shown = window.run("[...document.querySelectorAll('#latest li')].map(item => item.innerText.split(/\\n+/))")
+    assert [item[:2] for item in shown[:3]] == [
+        [FOUNDER, "The right words are “1852”."],
+        [FOUNDER.upper(), "The texts do not say."],
+        [HOSTILE, "The texts do not say."],
+    ]
+    assert len(shown) == before + 3
+    window.check()
+    named = {"list": "verdicts in corrections.jsonl", "button": f"Undo the verdict on {HOSTILE}"}
+    nodes = [node for node in window.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    for role, name in named.items():
+        assert any(node["role"]["value"] == role and node["name"]["value"].endswith(name) for node in nodes), role
+    window.ask(FOUNDER)  # a reload: the list is closed
+    window.run("document.getElementById('count').focus()")
+    window.press("Enter")
+    window.wait("document.getElementById('latest').children.length")
+    for _ in range(2):
+        window.press("Tab")
+    window.press("Enter")  # on the second one: the other person's, which the answer shows, too
+    window.wait("document.activeElement.id === 'count'")
+    assert ids[1] not in [row["id"] for row in window.rows()]
+    assert window.run("document.querySelectorAll('.card .given li').length") == same + 1
+    assert window.text("#count") == f"{before + 2} verdicts in corrections.jsonl"
+    window.click("Right")  # once more
+    window.wait(f"document.querySelectorAll('#latest li').length === {before + 3} && {UNDO}")
+    window.press("Enter")
+    window.wait("document.activeElement.innerText === 'Right'")
+    window.click("Undo", "document.querySelector('.card')")
+    window.wait(f"document.querySelectorAll('.card .given li').length === {same}")
+    assert window.run("document.activeElement.innerText") == "Right"
+    assert [row["id"] for row in window.rows()[before:]] == ids[:1]
+    session.verdicts.undo(ids[0])
+    window.click("Undo", "document.getElementById('latest')")
+    window.wait("document.getElementById('fault').innerText.startsWith('this verdict was removed before')")
+
+
+def test_what_is_not_read_of_a_question_is_said_beside_the_answer(window, monkeypatch):
+    remark = "The question is longer than 8 tokens: the model does not read 'museum?'."
+    asking = window.pages["ask"][0].asking
+    monkeypatch.setattr(asking._answerer, "remark", lambda _: remark)
+    asking._kept.clear()
+    window.ask(FOUNDER)
+    asking._kept.clear()
+    assert remark in window.text(".card.best")
+    assert window.run(f"{SECOND}.innerText").count("longer") == 0
 
 
 def test_a_label_shows_what_the_model_said_and_moves_the_scores(window):
@@ -261,7 +331,7 @@ def test_a_label_shows_what_the_model_said_and_moves_the_scores(window):
             window.mark(len("👷 Built in "), len("1800"))
         window.click("These words" if number % 2 else "The text does not say")
         window.wait("document.activeElement.innerText === 'Next question'")
-        assert window.text("#revealed li") == "runs/a: Built, 25\xa0%"
+        assert window.text("#revealed h3 + ul li") == "runs/a: Built, 25\xa0%"
         assert window.text("#labelled") == f"{number} of {len(YEARS)} labelled"
         assert (" more." in window.text("#more")) == (number < len(YEARS))
         window.press("Enter")

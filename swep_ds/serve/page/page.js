@@ -4,7 +4,6 @@
 const ANSWERS = 4; // that are asked for, the best one among them
 const SHORT = 80; // UTF-16 units of a paragraph that says too little about an answer
 const PAUSE = 200; // milliseconds without a key before names are searched
-const NOWHERE = {text: null, start: null, end: null, version: null};
 const byId = id => document.getElementById(id);
 let state = {}; // the server's
 let turn = 0; // of the questions asked: a reply to an earlier one is not shown
@@ -12,7 +11,6 @@ let open = {}; // what the viewer shows: {name, version, text}, name and version
 let task = {}; // what the viewer is for: {question, asked, said, saved}; saved is called with the reply and the words
 const skipped = new Map(); // from the id of a question to the number of labels at which it comes again
 let latest = null; // the text that was asked for last
-let changing = false; // whether a verdict is on its way
 
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -38,9 +36,21 @@ async function call(method, path, content) {
 }
 
 /** Says a sentence, once: a screen reader would read it out each time. */
-function say(id, sentence) {
-  if (byId(id).textContent !== sentence) byId(id).textContent = sentence;
+function say(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
 }
+
+const showFault = text => say(byId("over").open ? "viewer-fault" : "fault", text);
+
+/** The function `work`, which shows why it fails in place of throwing. */
+const telling = work => async (...values) => {
+  showFault("");
+  try {
+    return await work(...values);
+  } catch (error) {
+    showFault(error.message);
+  }
+};
 
 const query = pairs => new URLSearchParams(pairs).toString();
 // The server counts code points, a browser UTF-16 units, of which an emoji has two.
@@ -53,59 +63,73 @@ function percent(share) {
   return rounded === 0 && share > 0 ? "under 1\u00a0%" : `${rounded}\u00a0%`;
 }
 
-function count(number, noun) {
-  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-}
-
-const showCount = verdicts => (byId("count").textContent = `${count(verdicts, "verdict")} in ${state.output}.`);
+const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 // --- Verdicts ---
 
-/** Saves or takes back a verdict: the server's reply, or after a failure null, and a sentence in `fault`. */
-async function change(method, path, verdict, status, fault) {
-  if (changing) return null; // pressed twice
-  changing = true;
-  const said = status.textContent;
-  status.textContent = "One moment …";
-  fault.textContent = "";
-  try {
-    const reply = await call(method, path, verdict);
-    status.textContent = "";
-    showCount(reply.verdicts);
-    if (reply.scores) showScores(reply.scores);
-    return reply;
-  } catch (error) {
-    status.textContent = said;
-    const refused = method === "POST" ? "Nothing was saved." : "The verdict is still there.";
-    fault.textContent = `${error.message} ${error.cause ? "Look at the count of verdicts: it may not be saved." : refused}`;
-    return null;
-  } finally {
-    changing = false;
-  }
+const silent = () => (state.folder === null ? "The text does not say" : "The texts do not say");
+const sentence = words => (words ? `The right words are “${words}”.` : `${silent()}.`);
+
+function showCount(verdicts) {
+  state.verdicts = verdicts;
+  byId("count").textContent = `${count(verdicts, "verdict")} in ${state.output}`;
 }
 
-/** Buttons that give place to "Saved" and to a button that takes the verdict back. */
-function verdictLine(...buttons) {
-  const choices = make("div", {className: "buttons choices"}, ...buttons);
-  const status = make("p", {className: "saved", role: "status"});
-  const fault = make("p", {role: "alert"});
-  const line = make("div", {}, choices, make("div", {className: "buttons"}, status), fault);
-  line.saved = (id, sentence, undone) => {
-    const undo = button("Undo", async () => {
-      if (!await change("DELETE", `verdicts/${encodeURIComponent(id)}`, undefined, status, fault)) return;
-      undo.remove();
-      byId("answers").className = "";
-      choices.querySelector("button")?.focus();
-      undone?.();
-    });
-    status.textContent = `Saved: ${sentence}`;
-    status.after(undo);
-    byId("answers").className = "judged"; // a question gets one verdict
-    undo.focus();
+const isSaving = () => byId("saving").textContent !== "";
+
+/** Saves or takes back a verdict: the server's reply, or, after a failure, undefined. */
+const change = telling(async (method, path, verdict) => {
+  if (isSaving()) return null; // pressed twice
+  say("saving", "One moment …");
+  const failed = error => {
+    const what = error.cause ? "It may be done or not: look at the list of verdicts." : "Nothing has changed.";
+    throw new Error(`${error.message} ${what}`);
   };
-  line.judge = async (verdict, sentence) => {
-    const reply = await change("POST", "verdicts", verdict, status, fault);
-    if (reply) line.saved(reply.id, sentence);
+  const reply = await call(method, path, verdict).catch(failed).finally(() => say("saving", ""));
+  showCount(reply.verdicts);
+  if (reply.scores) showScores(reply.scores);
+  return reply;
+});
+
+/** A verdict in a list, with a button that takes it back wherever the page shows it. */
+function given(title, {id, question, words, time}, undone) {
+  const undo = button("Undo", async () => {
+    if (!await change("DELETE", `verdicts/${encodeURIComponent(id)}`)) return;
+    for (const shown of document.querySelectorAll(".given li")) if (shown.dataset.id === id) shown.undone();
+  });
+  undo.ariaLabel = `Undo the verdict on ${question}`;
+  const day = new Date(time).toLocaleDateString("en-GB", {dateStyle: "long"});
+  const item = make("li", {}, make("strong", {dir: "auto"}, title), make("span", {dir: "auto"}, sentence(words)),
+    make("span", {className: "soft"}, day), undo);
+  item.dataset.id = id;
+  item.undone = () => {
+    const place = item.closest("article")?.querySelector(".choices button") ?? byId("count");
+    const focused = item.contains(document.activeElement);
+    item.remove();
+    if (focused) place.focus();
+    undone?.();
+  };
+  return item;
+}
+
+const showLatest = telling(async () => {
+  if (!byId("verdicts").open) return;
+  const {latest} = await call("GET", "verdicts");
+  byId("latest").replaceChildren(...latest.map(verdict => given(verdict.question, verdict)));
+  if (latest.length < state.verdicts) byId("latest").append(make("li", {}, `Those are the latest ${latest.length}.`));
+});
+
+/** The verdicts on a question, and buttons for another one, which its saved verdict hides. */
+function verdictLine(question, judged, ...buttons) {
+  const list = make("ul", {className: "given", ariaLive: "polite"});
+  const line = make("div", {}, list, make("div", {className: "buttons choices"}, ...buttons));
+  list.append(...judged.map(verdict => given("Judged before.", verdict)));
+  line.saved = (id, words, undone) => {
+    const item = given("Saved.", {id, question, words, time: Date.now()}, undone);
+    item.className = "saved";
+    list.append(item);
+    item.querySelector("button").focus();
+    showLatest();
   };
   return line;
 }
@@ -130,44 +154,41 @@ const place = ({page, heading}) => [page && `page ${page}`, heading && `under �
 function card(question, answer, sure, best) {
   const {text, start, end, version, probability, confidence = null} = answer;
   const said = {answer: answer.answer, text, start, end, version, probability, confidence};
-  const judge = (where, sentence) => line.judge({question, asked: null, ...where, said}, sentence);
+  const save = async (where, words) => {
+    const reply = await change("POST", "verdicts", {question, said, ...where});
+    if (reply) line.saved(reply.id, words);
+  };
   const view = (title, selected) => over(title, {question, said, line, answer, selected});
-  const right = button("Right", () => judge({text, start, end, version}, "this answer is right."));
+  const right = button("Right", () => save({text, start, end, version}, answer.answer));
   const wrong = button("Wrong: mark the right words", () => view("Mark the right words", false));
-  const silent = button("The texts do not say", () => judge(NOWHERE, "the texts do not say."));
+  const none = button(silent(), () => save({}, null));
   const read = button("Open the text", () => view("The answer in its text", true), "quiet");
   // A declined question has no place, nor has an answer that a model wrote in words of its own
-  const line = start === null ? verdictLine(silent, wrong) : verdictLine(right, wrong, ...(best ? [silent] : []), read);
+  const choices = start === null ? [none, wrong] : [right, wrong, ...(best ? [none] : []), read];
+  const line = verdictLine(question, answer.judged ?? [], ...choices);
   const parts = answer.declined ? [answer.declined] : [text, ...place(answer), sure];
   const about = make("p", {className: "meta"}, ...parts.map(part => make("span", {dir: "auto"}, part)));
   return make("article", {className: best ? "card best" : "card", tabIndex: -1},
     make(best ? "h2" : "h4", {className: "answer", dir: "auto"}, answer.answer || "No answer"), about,
-    ...(start === null ? [] : [quoted(answer)]), line);
+    make("p", {dir: "auto"}, answer.remark ?? ""), ...(start === null ? [] : [quoted(answer)]), line);
 }
 
-async function ask(event) {
+const ask = telling(async event => {
   event.preventDefault();
   const question = byId("question").value.trim();
-  if (!question) return say("fault", "Type a question.");
+  if (!question) throw new Error("Type a question.");
   const mine = ++turn;
+  byId("answers").replaceChildren();
   byId("reading").textContent = "Reading the texts …";
-  say("fault", "");
-  try {
-    const reply = await call("POST", "answer", {question, n_best: Math.min(ANSWERS, state.most)});
-    if (mine !== turn) return;
-    const others = reply.others.map(other => card(question, other, `probability ${percent(other.probability)}`, false));
-    if (others.length) others.unshift(make("h3", {}, reply.declined ? "What it found anyway" : "Other answers"));
-    const best = card(question, reply, `confidence ${percent(reply.confidence)}`, true);
-    byId("answers").className = "";
-    byId("answers").replaceChildren(best, ...others);
-    best.focus();
-  } catch (error) {
-    if (mine !== turn) return;
-    byId("answers").replaceChildren();
-    say("fault", error.message);
-  }
-  byId("reading").textContent = "";
-}
+  const asked = call("POST", "answer", {question, n_best: Math.min(ANSWERS, state.most)});
+  const reply = await asked.finally(() => mine === turn && say("reading", ""));
+  if (mine !== turn) return;
+  const others = reply.others.map(other => card(question, other, `probability ${percent(other.probability)}`, false));
+  if (others.length) others.unshift(make("h3", {}, reply.declined ? "What it found anyway" : "Other answers"));
+  const best = card(question, reply, `confidence ${percent(reply.confidence)}`, true);
+  byId("answers").replaceChildren(best, ...others);
+  best.focus();
+});
 
 // --- The viewer: a text in which words are marked, and the passages and names by which another is chosen ---
 
@@ -187,16 +208,11 @@ function show(name, version, text, start, end) {
   showMarked();
 }
 
-async function openText(name, start, end = start) {
+const openText = telling(async (name, start, end = start) => {
   const mine = latest = {}; // a text that is chosen later is shown, whichever comes first
-  byId("viewer-fault").textContent = "";
-  try {
-    const {text, version} = await call("POST", "text", {name});
-    if (mine === latest) show(name, version, text, toUnits(text, start), toUnits(text, end));
-  } catch (error) {
-    if (mine === latest) byId("viewer-fault").textContent = error.message;
-  }
-}
+  const {text, version} = await call("POST", "text", {name});
+  if (mine === latest) show(name, version, text, toUnits(text, start), toUnits(text, end));
+});
 
 /** The marked words and their UTF-16 units without blanks at both ends, or "". */
 function marked() {
@@ -229,26 +245,22 @@ function showList(title, entries, note) {
 }
 
 /** Lists the names with `part` in them, or the passages that the search finds, of which `opens` opens the first. */
-async function find(part, opens) {
+const find = telling(async (part, opens) => {
   const mine = task;
-  try {
-    const path = part ? `texts?${query({part})}` : `passages?${query({question: task.question})}`;
-    const {names, count: all, passages} = await call("GET", path);
-    if (mine !== task || part !== byId("part").value) return;
-    if (part) {
-      const note = names.length < all ? `The first ${names.length} of ${all}.` : `${count(all, "text")}.`;
-      showList("Texts", names.map(name => ({name, parts: [], start: 0})), note);
-      return;
-    }
-    const entries = passages.map(passage => ({name: passage.text, start: passage.start,
-      parts: [place(passage).join(" · "), passage.passage.trim().slice(0, 300)].filter(Boolean)}));
-    showList("Passages found for the question", entries, entries.length ? "" : "The search finds none.");
-    if (opens && entries.length) byId("list").querySelector("button").click();
-    else if (opens) byId("part").focus();
-  } catch (error) {
-    if (mine === task) byId("viewer-fault").textContent = error.message;
+  const path = part ? `texts?${query({part})}` : `passages?${query({question: task.question})}`;
+  const {names, count: all, passages} = await call("GET", path);
+  if (mine !== task || part !== byId("part").value) return;
+  if (part) {
+    const note = names.length < all ? `The first ${names.length} of ${all}.` : `${count(all, "text")}.`;
+    showList("Texts", names.map(name => ({name, parts: [], start: 0})), note);
+    return;
   }
-}
+  const entries = passages.map(passage => ({name: passage.text, start: passage.start,
+    parts: [place(passage).join(" · "), passage.passage.trim().slice(0, 300)].filter(Boolean)}));
+  showList("Passages found for the question", entries, entries.length ? "" : "The search finds none.");
+  if (opens && entries.length) byId("list").querySelector("button").click();
+  else if (opens) byId("part").focus();
+});
 
 /** Makes the viewer ready for a question, with no text in it. */
 function prepare(title, next) {
@@ -256,7 +268,7 @@ function prepare(title, next) {
   open = {};
   latest = null;
   for (const id of ["text", "part"]) byId(id).value = "";
-  for (const id of ["viewer-fault", "saving", "name"]) byId(id).textContent = "";
+  for (const id of ["viewer-fault", "name"]) byId(id).textContent = "";
   byId("viewer-title").textContent = title;
   byId("viewer-question").textContent = task.question;
   showList("", [], "");
@@ -267,9 +279,9 @@ function prepare(title, next) {
 function over(title, {question, said, line, answer, selected}) {
   const saved = (reply, words) => {
     if (task.said === said) byId("over").close();
-    line.saved(reply.id, words ? `the right words are “${words}”.` : "the texts do not say.");
+    line.saved(reply.id, words);
   };
-  prepare(title, {question, asked: null, said, saved});
+  prepare(title, {question, said, saved});
   byId("over").showModal();
   find("", answer.start === null);
   if (answer.start !== null) openText(answer.text, answer.start, selected ? answer.end : answer.start);
@@ -280,17 +292,15 @@ async function judge(span) {
   const {question, asked, said, saved} = task;
   const {name, version, text} = open;
   const where = span && {text: name, version, start: toPoints(text, span.start), end: toPoints(text, span.end)};
-  const verdict = {question, asked, ...(where || NOWHERE), said};
-  const reply = await change("POST", "verdicts", verdict, byId("saving"), byId("viewer-fault"));
+  const reply = await change("POST", "verdicts", {question, asked, said, ...where});
   if (reply) saved(reply, span && span.words);
 }
 
 // --- Labelling ---
 
 function bar({low, mean, high}) {
-  const [interval, middle] = [make("i"), make("b")];
-  Object.assign(interval.style, {left: `${low}%`, width: `${high - low}%`});
-  middle.style.left = `${mean}%`;
+  const interval = make("i", {style: `left: ${low}%; width: ${high - low}%`});
+  const middle = make("b", {style: `left: ${mean}%`});
   return make("div", {className: "bar", ariaHidden: "true"}, interval, middle); // its numbers are beside it
 }
 
@@ -309,27 +319,21 @@ function showScores({labelled, waiting, least, questions, exact_match: exact, f1
   byId("more").textContent = more;
 }
 
-async function nextQuestion() {
-  say("fault", "");
-  try {
-    for (const [id, labels] of skipped) if (labels <= byId("progress").value) skipped.delete(id);
-    const skip = query([...skipped.keys()].map(id => ["skip", id]));
-    const {asked, question, context, scores} = await call("GET", `next?${skip}`);
-    showScores(scores);
-    if (skipped.has(asked)) skipped.clear(); // all others are labelled: the round begins anew
-    byId("viewer").hidden = asked === null;
-    byId("revealed").replaceChildren();
-    byId("task-question").textContent = question ?? `All ${count(scores.questions, "question")} are labelled`;
-    if (asked === null) return byId("task-question").focus();
-    prepare("", {question, asked, said: null, saved: reveal});
-    byId("choice").hidden = context !== null;
-    byId("silent").textContent = context === null ? "The texts do not say" : "The text does not say";
-    if (context === null) find("", true);
-    else show(null, null, context, 0, 0);
-  } catch (error) {
-    say("fault", error.message);
-  }
-}
+const nextQuestion = telling(async () => {
+  for (const [id, labels] of skipped) if (labels <= byId("progress").value) skipped.delete(id);
+  const skip = query([...skipped.keys()].map(id => ["skip", id]));
+  const {asked, question, context, scores} = await call("GET", `next?${skip}`);
+  showScores(scores);
+  if (skipped.has(asked)) skipped.clear(); // all others are labelled: the round begins anew
+  byId("viewer").hidden = asked === null;
+  byId("revealed").replaceChildren();
+  byId("task-question").textContent = question ?? `All ${count(scores.questions, "question")} are labelled`;
+  if (asked === null) return byId("task-question").focus();
+  prepare("", {question, asked, saved: reveal});
+  byId("choice").hidden = context !== null;
+  if (context === null) find("", true);
+  else show(null, null, context, 0, 0);
+});
 
 /** Shows what the runs answered, now that the verdict is saved. */
 function reveal(reply, words) {
@@ -339,10 +343,10 @@ function reveal(reply, words) {
   });
   const answers = make("div", {}, make("h3", {}, "What the model answered"), make("ul", {}, ...runs));
   const next = button("Next question", nextQuestion, "first");
-  const line = verdictLine();
+  const line = verdictLine(task.question, []);
   byId("viewer").hidden = true;
   byId("revealed").replaceChildren(line, answers, next);
-  line.saved(reply.id, words ? `“${words}”.` : `${byId("silent").textContent.toLowerCase()}.`, () => {
+  line.saved(reply.id, words, () => {
     byId("revealed").replaceChildren();
     byId("viewer").hidden = false;
     byId("text").focus();
@@ -354,14 +358,14 @@ function reveal(reply, words) {
 
 function describe() {
   const {mode, model, folder, texts, left_out: left} = state;
-  document.title = mode === "ask" ? `Ask the texts of ${folder}` : "Label questions";
-  byId("title").textContent = document.title;
+  document.title = byId("title").textContent = mode === "ask" ? `Ask the texts of ${folder}` : "Label questions";
   byId("about").textContent = [model, folder !== null && count(texts, "text")].filter(Boolean).join(" · ");
   byId("left-out").hidden = !left.length;
   byId("left-out").querySelector("summary").textContent = `${count(left.length, "file")} left out`;
   byId("left-out").querySelector("ul").replaceChildren(...left.map(sentence => make("li", {dir: "auto"}, sentence)));
   showCount(state.verdicts);
   byId("kept").hidden = false;
+  byId("silent").textContent = silent();
 }
 
 async function start() {
@@ -376,14 +380,11 @@ async function start() {
     if (!state.ready) await new Promise(done => setTimeout(done, 1000));
   }
   describe();
-  if (state.mode === "ask") {
-    byId("asking").hidden = false;
-    byId("skip").hidden = true;
-    byId("question").focus();
-    return;
-  }
-  byId("labelling").hidden = false;
-  byId("viewer-head").hidden = true;
+  const asks = state.mode === "ask";
+  byId(asks ? "asking" : "labelling").hidden = false;
+  byId("skip").hidden = asks;
+  byId("viewer-head").hidden = !asks;
+  if (asks) return byId("question").focus();
   byId("task").append(byId("viewer"));
   await nextQuestion();
 }
@@ -401,9 +402,10 @@ document.addEventListener("selectionchange", showMarked);
 byId("mark").addEventListener("click", () => judge(marked()));
 byId("silent").addEventListener("click", () => judge(null));
 byId("skip").addEventListener("click", () => {
-  if (changing) return; // the verdict on this question is on its way
+  if (isSaving()) return; // the verdict on this question is on its way
   skipped.set(task.asked, byId("progress").value + 5);
   nextQuestion();
 });
+byId("verdicts").addEventListener("toggle", showLatest);
 byId("close").addEventListener("click", () => byId("over").close());
 start();
