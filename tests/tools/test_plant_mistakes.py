@@ -22,6 +22,10 @@ def mean(numbers):
 
 def largest(numbers):
     return sorted(numbers)[-1]
+
+
+def smallest(numbers):
+    return min(numbers)
 """
 TESTS = """
 from tiny.sums import largest, mean
@@ -34,10 +38,18 @@ def test_mean():
 def test_fails_by_itself():
     assert largest([1, 2]) == 1
 """
+TESTS_OF_ANOTHER_ROOM = """
+from tiny.sums import smallest
+
+
+def test_smallest():
+    assert smallest([2, 1]) == 1
+"""
 LISTS = """
 - {file: tiny/sums.py, before: / len(numbers), after: / (len(numbers) - 1), harm: The mean is too large.}
 - {file: tiny/sums.py, before: "numbers)[-1]", after: "numbers)[0]", harm: The largest number is the smallest.}
 - {file: tiny/sums.py, before: sum(numbers), after: sum(list(numbers)), harm: No user is harmed., equivalent: Same sum.}
+- {file: tiny/sums.py, before: min, after: max, harm: The smallest number is the largest., tests: [tests/test_all.py]}
 """
 
 
@@ -52,6 +64,7 @@ def test_every_mistake_fits_the_code_and_says_whom_it_harms():
 
 def write_checkout(folder: Path) -> None:
     files = {"tiny/sums.py": SUMS, "tests/sums/test_sums.py": TESTS, "tools/mistakes/sums.yaml": LISTS}
+    files["tests/test_all.py"] = TESTS_OF_ANOTHER_ROOM
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -72,7 +85,8 @@ def test_says_which_mistakes_survive_and_leaves_the_checkout_alone(tmp_path):
     assert "fails alone: tests/sums/test_sums.py::test_fails_by_itself" in said
     assert re.search(r"caught by tests/sums/test_sums.py::test_mean in \d+ s\n  tiny/sums.py: The mean is too", said)
     assert "SURVIVOR tiny/sums.py: The largest number is the smallest." in said
-    assert "1 of 2 caught (50.0%), 1 equivalent, 0 do not fit" in said
+    assert "caught by tests/test_all.py::test_smallest" in said
+    assert "2 of 3 caught (66.7%), 1 equivalent, 0 do not fit" in said
     assert "SURVIVOR tiny/sums.py: No user" not in said
     assert (tmp_path / "tiny/sums.py").read_text() == SUMS
 
