@@ -93,7 +93,7 @@ def test_says_which_mistakes_survive_and_leaves_the_checkout_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("before", "after", "message"),
-    [("return", "yield", "2 times"), ("median", "mean", "0 times"), ("[-1]", "[-1] ", "stays the same")],
+    [("return", "yield", "3 times"), ("median", "mean", "0 times"), ("[-1]", "[-1] ", "stays the same")],
 )
 def test_a_mistake_that_does_not_fit_is_refused(tmp_path, before, after, message):
     write_checkout(tmp_path)
