@@ -26,7 +26,7 @@ from swep_ds.data.example import Example
 from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings, decoded
 
 log = logging.getLogger(__name__)
-FORMAT_VERSION = 8  # part of every cache file's name: raise it when the columns or their meaning change
+FORMAT_VERSION = 9  # part of every cache file's name: raise it when the columns or their meaning change
 ROWS_AT_A_TIME = 1000  # written at once
 
 LIST = pa.list_(pa.int32())

@@ -5,6 +5,7 @@ pair; a generative one is "question: ... context: ..." with a part of the contex
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from swep_ds.data.example import Example
 EXAMPLES_AT_A_TIME = 256  # to tokenise: an encoding takes some 200 bytes for each character
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
+DOUBLED = re.compile(r"([^\w\s])\1")  # a mark that is written twice, as in ``Emma''
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class TextTokens(NamedTuple):
         starts, ends = np.array(encoding.offsets, np.int32).reshape(-1, 2).T.copy()
         _give_back_first_letters(encoding, gap + text, starts, ends)
         _deal_out_bytes(encoding, gap + text, starts, ends)
+        _cover_doubled_marks(gap + text, starts, ends)
         starts -= len(gap)
         ends -= len(gap)
         _cover_marks(text, starts, ends)
@@ -182,6 +185,17 @@ def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.
             starts[first : last + 1] = characters
             ends[first : last + 1] = characters + 1
         first = last + 1
+
+
+def _cover_doubled_marks(text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Moves a token's start over the same mark before it: where a normalizer writes one mark for two, as ALBERT's and
+    XLNet's do with `` and '', the library gives its token the place of the last one."""
+    if DOUBLED.search(text) is None:
+        return
+    covered = np.maximum.accumulate(np.append(0, ends))[:-1]  # up to here by the tokens before
+    for token in np.flatnonzero((starts > covered) & (starts < ends)).tolist():
+        while starts[token] > covered[token] and DOUBLED.match(text, starts[token] - 1):
+            starts[token] -= 1
 
 
 def _cover_marks(text: str, starts: np.ndarray, ends: np.ndarray) -> None:

@@ -95,8 +95,13 @@ def resolve_ds_config(source: str, recipe: Recipe, objective: Objective) -> dict
     if train.precision == "tf32" and not accelerator.has_tf32():
         device = accelerator.product_name()
         raise InputError(f"train.precision tf32: {device} has no TF32 (NVIDIA GPUs from Ampere on do): set it to fp32")
-    if ranks.is_main() and train.precision == "bf16" and emulated:
-        log.warning("train.precision bf16: this processor has no instructions for bf16, fp32 is faster")
+    if ranks.is_main() and train.precision == "bf16" and ranks.device().type == "cpu":
+        log.warning(
+            "train.precision bf16: on a CPU PyTorch adds up the gradients of LayerNorm and embeddings in bf16, and "
+            "much of them is lost in large batches: set it to autocast or fp32"
+        )
+        if emulated:
+            log.warning("train.precision bf16: this processor has no instructions for bf16, fp32 is faster")
     return config
 
 

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from swep_ds.data.features import windows_to_answer
@@ -161,6 +161,18 @@ def test_a_token_reaches_over_the_marks_that_its_tokenizer_leaves_out(normalizer
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     whole = TextTokens.of(tokenizer.encode(text), text)
     assert [text[start:end] for start, end in zip(whole.starts, whole.ends, strict=True)] == (words or text.split())
+
+
+def test_a_mark_that_its_tokenizer_writes_for_two_reads_both():
+    """As ALBERT, XLNet, BigBird and FNet write quotation marks."""
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    quotes = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    tokenizer.normalizer = normalizers.Sequence([*quotes, normalizers.Replace(Regex("-+"), "-")])
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    text = "by ``Emma'' -- ``'' ----"
+    whole = TextTokens.of(tokenizer.encode(text), text)
+    words = ["by", "``", "Emma", "''", "--", "``", "''", "----"]
+    assert [text[start:end] for start, end in zip(whole.starts, whole.ends, strict=True)] == words
 
 
 @pytest.mark.parametrize("answer", ["\u7530", "\U0001f44d\U0001f3fd", "$10"])

@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from swep_ds.common.files import sealed
 from swep_ds.common.settings import differences
@@ -120,6 +121,16 @@ def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alik
         with process_group():
             begun, resumed = (resume_setup(recipe, replace(prepared, batches=b)) for b in (prepared.batches, on_gpu))
         assert differences(begun, resumed) == said
+
+
+def test_bf16_is_warned_of_on_a_cpu(folder, caplog):
+    norm = torch.nn.LayerNorm(2, dtype=torch.bfloat16)
+    norm(torch.tensor([[1.0, -1.0]], dtype=torch.bfloat16).repeat(100_000, 1)).float().sum().backward()
+    assert norm.bias.grad[0] < 90_000  # else PyTorch adds up in float32, and the warning can go
+    for precision, warned in (("bf16", 1), ("autocast", 0), ("fp32", 0)):
+        caplog.clear()
+        job(folder, f"train.precision={precision}", stage=1)
+        assert caplog.text.count("gradients of LayerNorm and embeddings in bf16") == warned
 
 
 def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatch, caplog):
