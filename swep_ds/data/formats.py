@@ -135,7 +135,7 @@ def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
 
         decode = Features.from_arrow_schema(table.schema).decode_example
     is_export = any(tool_of(decode(row)) for row in table.slice(0, 1).to_pylist())
-    if "context" in known and not is_export:  # or else a message names all columns
+    if known.keys() >= {"question", "context"} and not is_export:  # or else a message names all columns
         table = table.select(list(known.values()))
     for batch in table.to_batches(ROWS_AT_A_TIME):
         yield from map(decode, batch.to_pylist())
