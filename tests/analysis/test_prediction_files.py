@@ -198,8 +198,15 @@ def rows_of(answers: dict[str, str], ids: str) -> str:
     return "\ufeff" + file.getvalue()
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_may_have_been_saved_by_a_spreadsheet(delimiter, tmp_path):
+    text = "\ufeffid,question,answer\r\n1,When?,7.0\r\n2,Who?,\r\n".replace(",", delimiter)
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8", newline="")
+    assert read_prediction_file(tmp_path / "a.csv") == ({"1": "7.0", "2": ""}, {"1": "When?", "2": "Who?"})
+
+
 def test_a_damaged_table_is_refused_by_its_name(tmp_path):
-    for text, said in (('id,answer\na,"b', "malformed CSV"), ("id;answer\na;b\n", "is no prediction")):
+    for text, said in (('id,answer\na,"b', "malformed CSV"), ("id;text\na;b\n", "is no prediction")):
         (tmp_path / "a.CSV").write_text(text)
         assert refused(read_prediction_file, tmp_path / "a.CSV").startswith(str(tmp_path / "a.CSV"))
         assert said in refused(read_prediction_file, tmp_path / "a.CSV")
@@ -211,14 +218,14 @@ def test_answers_with_other_ids_are_known_by_their_questions(scored, caplog):
     for ids, is_said in (("q", False), ("asked.csv-", True)):
         caplog.clear()
         assert line("a.csv", scored(golds, {"a.csv": rows_of(right, ids)}))[0, 0] == 75
-        assert ("a.csv: its ids are not those of --data: its answers are known by" in caplog.text) == is_said
+        assert ("a.csv: its ids do not name the questions of --data: its answers are" in caplog.text) == is_said
     moved = rows_of({question: right[question] for question in reversed(right)}, "q")  # ids of other questions
     assert line("a.csv", scored(golds, {"a.csv": moved}))[0, 0] == 75
     lacking = rows_of({"Which, 7?": "7.0", "Who?": "12.0"}, "x")
     assert line("a.csv", scored(golds, {"a.csv": lacking}))[0, 0] == 12.5
     assert "a.csv: 1 of 2 predictions have no question: left out" in caplog.text
     twice = refused(scored, golds, {"a.csv": rows_of({"Which, 0?": "a", "Which, 0? ": "b"}, "x")})
-    assert twice.startswith("a.csv: its ids are not those of --data, and 'Which, 0?' is asked twice: ask the questions")
+    assert twice.startswith("a.csv: its ids do not name the questions of --data, and 'Which, 0?' is asked twice: ask ")
     assert "none of its ids is one of" in refused(scored, golds, {"a.csv": rows_of({"Who?": "12.0"}, "x")})
 
 
