@@ -102,6 +102,7 @@ def test_questions_alone_need_no_other_column(tmp_path):
     fix = "rename yours, or name it in data.columns (--columns), as in question=NAME"
     for name, text, names in (
         ("asked.csv", "Frage\nWho, and when?\n", ["Frage"]),
+        ("note.txt", "Ann, not Bob", ["Ann", " not Bob"]),
         ("asked.csv", "Frage;Text\nWho?;Ann.\n", ["Frage", "Text"]),
         ("asked.json", json.dumps([{"Frage": "Who?"}]), ["Frage"]),
     ):
