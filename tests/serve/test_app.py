@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from swep_ds import __main__ as command
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.common.errors import InputError, excerpt
+from swep_ds.common.errors import InputError
 from swep_ds.evaluation.spans import Answer
 from swep_ds.serve.app import HEADERS, build
 from swep_ds.serve.asking import _Asked
@@ -147,8 +147,10 @@ def test_a_question_that_is_too_long_says_what_is_not_read(client, session):
     tokenizer = AutoTokenizer.from_pretrained(session.served[0])
     encoded = tokenizer(question.strip(), add_special_tokens=False, return_offsets_mapping=True)
     rest = question.strip()[encoded["offset_mapping"][limit][0] :]
-    said = f"The question is longer than {limit} tokens: the model does not read {excerpt(rest)}."
-    assert ask(client, question)["remark"] == said
+    said = f"The question is longer than {limit} tokens: the model does not read “"
+    assert ask(client, question)["remark"] == f"{said}{rest[:60]}…”."
+    part = question[: len(question.strip()) - len(rest) + 20].strip()
+    assert ask(client, part)["remark"] == f"{said}{rest[:20].strip()}”."
     exact = tokenizer.decode(encoded["input_ids"][:limit])
     assert ask(client, exact)["remark"] is None
 
