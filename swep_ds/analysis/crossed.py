@@ -110,8 +110,8 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
 
 
 def not_shown(questions: int, low: float, high: float) -> str:
-    """What so many questions do not show of a difference in F1 with this interval, and about how many more like them
-    would narrow it to +- `AIM`: a clause; "" if they show the difference and its size."""
+    """A clause that says what this many questions leave open about a difference in F1 with this interval, and about how
+    many more like them would narrow it to +- `AIM`; "" if they show the difference and its size."""
     half = (high - low) / 2
     if low <= 0 <= high:
         clause = f"these {questions} questions do not show a difference in F1"

@@ -19,7 +19,7 @@ from swep_ds.ranks.environment import warn_once
 
 Remarks = list[dict[str, str]]  # rows of remarks.jsonl
 ABOUT_HELD_OUT = "about a held-out article: left out"
-CONTRADICTED = "another row has another answer from the same text, and both are trained on: remove what is wrong"
+CONTRADICTED = "another row gives a different answer from the same text, and both are trained on: remove the wrong one"
 MOST_COMPARED = 20  # questions with the same words about one text, of which generated data may have many
 AROUND = 40  # characters on either side of an answer, by which its place is known in another passage of its text
 

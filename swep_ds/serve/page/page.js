@@ -116,7 +116,7 @@ const showLatest = telling(async () => {
   if (!byId("verdicts").open) return;
   const {latest} = await call("GET", "verdicts");
   byId("latest").replaceChildren(...latest.map(verdict => given(verdict.question, verdict)));
-  if (latest.length < state.verdicts) byId("latest").append(make("li", {}, `Those are the latest ${latest.length}.`));
+  if (latest.length < state.verdicts) byId("latest").append(make("li", {}, `These are the latest ${latest.length}.`));
 });
 
 /** The verdicts on a question, and buttons for another one, which its saved verdict hides. */
