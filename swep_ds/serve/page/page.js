@@ -107,6 +107,7 @@ function given(title, {id, question, words, time}, undone) {
     const focused = item.contains(document.activeElement);
     item.remove();
     if (focused) place.focus();
+    if (focused && document.activeElement !== place) byId("count").focus(); // another saved verdict hides that button
     undone?.();
   };
   return item;
