@@ -47,7 +47,7 @@ def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     questions: dict[str, str] = {}
     for row in rows:
         match row:
-            case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)}:
+            case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)} if name_of(id_):
                 id_ = name_of(id_)
             case {"id": str(id_), "answer": [{"text": str(text)}, *_]}:
                 pass
@@ -58,6 +58,8 @@ def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
         predictions[id_] = text
         if isinstance(row.get("question"), str):
             questions[id_] = row["question"]
+    if not predictions:
+        raise InputError(f"{path}: holds no prediction: {FORMS}")
     return predictions, questions
 
 
@@ -112,7 +114,7 @@ def score_files(
     for file, (predictions, questions) in read.items():
         answers = _known(file, predictions, questions, asked)
         if not answers:
-            ids = f"{excerpt(next(iter(predictions), None))} is not, {excerpt(next(iter(golds)))} is"
+            ids = f"{excerpt(next(iter(predictions)))} is not, {excerpt(next(iter(golds)))} is"
             raise InputError(f"{file}: none of its ids is one of --data {data} ({ids}): give the data that it answers")
         if len(answers) < len(golds):
             warn_once(f"{file}: no prediction for {len(golds) - len(answers)} of {len(golds)} questions: they score 0")
@@ -161,4 +163,7 @@ def _interval(values_2Q: np.ndarray, cluster_Q: np.ndarray, lowest: int) -> tupl
     text = f"EM {em}, F1 {f1}"
     if lowest == 0:
         return text, ""
-    return text + ", p = {:.2g} and {:.2g}".format(*known.p()), not_shown(questions, low_2[1], high_2[1])
+    text += ", p = {:.2g} and {:.2g}".format(*known.p())
+    if not values_2Q[1].any():
+        return text, f"each of these {questions} questions has the same F1 in both files"
+    return text, not_shown(questions, low_2[1], high_2[1], known.df[1])

@@ -50,6 +50,8 @@ def test_a_single_row_is_no_file_of_two_questions(tmp_path):
         ('{"a": 0.2, "b": 0.9}', "{'id': 'a', 'answer': 0.2} is no prediction: give "),  # probabilities of no answer
         ('{"version": "1.1", "data": [{"title": "A", "paragraphs": []}]}', "is no prediction"),  # the data set
         ('[{"id": "a", "prediction_text": null}]', "is no prediction"),
+        ('[{"id": NaN, "prediction_text": "b"}]', "is no prediction"),
+        ("[]", "holds no prediction: give "),
         ("id,prediction_text\na,b\n", "not JSON"),
         ('{"a": "b", "a": "c"}', "the key 'a' is given twice: keep one"),
         ('{"id": 1, "answer": "b"}\n{"id": "1", "answer": "b"}', "the id '1' is given twice: keep one"),
@@ -179,8 +181,10 @@ def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(
     assert "third less old: EM -100.00, F1 -100.00, no interval: these questions are about fewer than 5" in printed
     assert "fourth less old: no question in common\n" in printed
     [said] = re.findall("these 20 questions do not show a difference in F1, and about (.*) more like them", printed)
-    half = np.ptp(line("new less old", printed)[1, 1:3]) / 2
-    assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, abs=1)
+    half = stats.norm.ppf(0.975) * stats.sem(values)
+    assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, rel=0.02)
+    same = scored(golds, {"old": before, "new": before})
+    assert "each of these 30 questions has the same F1 in both files\n" in same
     many = {f"q{n}": ["cats"] for n in range(4000)}  # 30 points apart: the questions show it
     worse = {id_: "cats" if n % 10 < 7 else "dog" for n, id_ in enumerate(many)}
     shown = scored(many, {"old": worse, "new": dict.fromkeys(many, "cats")})
