@@ -40,6 +40,7 @@ MARGIN = 0.5  # points: differences that are certainly smaller count as no diffe
 AIM = 3.0  # points: half the width of an interval that is narrow enough
 WIDE = 5.0  # points: half the width of an interval that leaves the size of a difference open
 POINTS = 100.0  # the most by which two scores differ
+MANY = 1e6  # degrees of freedom with which Student's t is normal
 ROUNDING = 1e-18  # a variance, in squared points
 
 
@@ -109,9 +110,10 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
     return scale * np.square(mean_sums).sum(-1), scale * residuals / seeds, effective
 
 
-def not_shown(questions: int, low: float, high: float) -> str:
-    """What so many questions do not show of a difference in F1 with this interval, and about how many more like them
-    would narrow it to +- `AIM`: a clause; "" if they show the difference and its size."""
+def not_shown(questions: int, low: float, high: float, df: float = MANY) -> str:
+    """A clause that says what this many questions leave open about a difference in F1 with this interval, and about how
+    many more like them would narrow it to +- `AIM`; "" if they show the difference and its size. `df`: degrees of
+    freedom of an interval by Student's t."""
     half = (high - low) / 2
     if low <= 0 <= high:
         clause = f"these {questions} questions do not show a difference in F1"
@@ -119,9 +121,11 @@ def not_shown(questions: int, low: float, high: float) -> str:
         clause = f"these {questions} questions show a difference in F1, but not how large it is"
     else:
         return ""
+    quantile = 0.5 + LEVEL / 200
+    half *= stdtrit(MANY, quantile) / stdtrit(df, quantile)  # as with many questions
     if half > AIM:
         more = math.ceil(questions * ((half / AIM) ** 2 - 1))  # the width goes by the root of their number
-        clause += f", and about {more} more like them would give it to within {AIM:g} points"
+        clause += f", and about {float(f'{more:.2g}'):.0f} more like them would give it to within {AIM:g} points"
     return clause
 
 

@@ -25,6 +25,7 @@ from swep_ds.ranks.environment import warn_once
 from swep_ds.texts.folder import FolderTexts
 
 FORMS = 'give {"ID": "ANSWER"}, {"ID": [{"text": "ANSWER"}]} or rows {"id": "ID", "prediction_text": "ANSWER"}'
+OTHER_IDS = "its ids do not name the questions of --data"
 
 
 def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -32,9 +33,11 @@ def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     score --help` does not name, or a repeated id."""
     content = read_text(path)
     if path.suffix.lower() == ".csv":
+        # not by the reader of data, to which a cell such as 7.0 is a number
         csv.field_size_limit(sys.maxsize)
+        delimiter = max(",;\t", key=content.partition("\n")[0].count)
         with as_input_error(f"{path}: malformed CSV", "write it again"):
-            rows = [*csv.DictReader(io.StringIO(content, newline=""), strict=True)]
+            rows = [*csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)]
     else:
         with at(str(path)):
             rows = [row for _, row in json_items(content, ())]
@@ -44,7 +47,7 @@ def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     questions: dict[str, str] = {}
     for row in rows:
         match row:
-            case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)}:
+            case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)} if name_of(id_):
                 id_ = name_of(id_)
             case {"id": str(id_), "answer": [{"text": str(text)}, *_]}:
                 pass
@@ -55,14 +58,16 @@ def read_prediction_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
         predictions[id_] = text
         if isinstance(row.get("question"), str):
             questions[id_] = row["question"]
+    if not predictions:
+        raise InputError(f"{path}: holds no prediction: {FORMS}")
     return predictions, questions
 
 
 def _known(
     path: str, predictions: Mapping[str, str], questions: Mapping[str, str], asked: Mapping[str, str]
 ) -> dict[str, str]:
-    """The predictions for the questions `asked`, by the ids that these have. If all rows have questions, and an id is
-    that of another question or no id is known, the questions decide: `swep-ds answer` may have numbered the rows of
+    """The predictions for the questions `asked`, by the ids that these have. Predictions are matched by question where
+    each has one and their ids are unknown or name other questions: `swep-ds answer` may have numbered the rows of
     another file. Raises InputError: two of these questions are the same."""
     known = predictions.keys() & asked.keys()
     plain = {id_: " ".join(question.split()) for id_, question in questions.items()}
@@ -74,9 +79,9 @@ def _known(
     for question in by_question:
         if max(count[question] for count in counts) > 1:
             fix = "ask the questions of --data itself"
-            raise InputError(f"{path}: its ids are not those of --data, and {excerpt(question)} is asked twice: {fix}")
+            raise InputError(f"{path}: {OTHER_IDS}, and {excerpt(question)} is asked twice: {fix}")
     if by_question:
-        warn_once(f"{path}: its ids are not those of --data: its answers are known by their questions")
+        warn_once(f"{path}: {OTHER_IDS}: its answers are matched by question")
     return {id_: by_question[question] for id_, question in wanted.items() if question in by_question}
 
 
@@ -109,7 +114,7 @@ def score_files(
     for file, (predictions, questions) in read.items():
         answers = _known(file, predictions, questions, asked)
         if not answers:
-            ids = f"{excerpt(next(iter(predictions), None))} is not, {excerpt(next(iter(golds)))} is"
+            ids = f"{excerpt(next(iter(predictions)))} is not, {excerpt(next(iter(golds)))} is"
             raise InputError(f"{file}: none of its ids is one of --data {data} ({ids}): give the data that it answers")
         if len(answers) < len(golds):
             warn_once(f"{file}: no prediction for {len(golds) - len(answers)} of {len(golds)} questions: they score 0")
@@ -152,9 +157,13 @@ def _interval(values_2Q: np.ndarray, cluster_Q: np.ndarray, lowest: int) -> tupl
         means = "EM {:.2f}, F1 {:.2f}".format(*values_2Q.mean(1))
         return f"{means}, no interval: these questions are about fewer than {MIN_TEXTS} texts", ""
     known = estimate([(values_2Q[:, None], cluster_Q)])
-    low_2, high_2 = np.clip(known.interval(), lowest, 100)
-    em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, low_2, high_2)
+    low_2, high_2 = known.interval()
+    shown = np.clip((low_2, high_2), lowest, 100)
+    em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, *shown)
     text = f"EM {em}, F1 {f1}"
     if lowest == 0:
         return text, ""
-    return text + ", p = {:.2g} and {:.2g}".format(*known.p()), not_shown(questions, low_2[1], high_2[1])
+    text += ", p = {:.2g} and {:.2g}".format(*known.p())
+    if not values_2Q[1].any():
+        return text, f"each of these {questions} questions has the same F1 in both files"
+    return text, not_shown(questions, low_2[1], high_2[1], known.df[1])

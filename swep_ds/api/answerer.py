@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from swep_ds.common.console import quiet
-from swep_ds.common.errors import InputError, excerpt
+from swep_ds.common.errors import InputError
 from swep_ds.common.files import user_path
 from swep_ds.data.answers import is_blank
 from swep_ds.data.example import Example
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 CHARACTERS_AT_A_TIME = 2**22  # characters of text: the windows, some 10 KB for each 500 characters, are in memory
+QUOTED = 60  # characters of what is not read
 # what a text says: best answers, null answer, and the log of the sum of exp(score) over all answers but that one
 Reading = tuple[list[Answer], Answer | None, float | None]
 NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # the model never declines
@@ -132,8 +133,10 @@ class QuestionAnswerer:
         tokens = self._cutter.encode(question)
         if len(tokens.ids) <= limit:
             return None
-        rest = excerpt(question[tokens.starts[limit] :])
-        return f"The question is longer than {limit} tokens: the model does not read {rest}."
+        rest = question[tokens.starts[limit] :].strip()
+        if len(rest) > QUOTED:
+            rest = f"{rest[:QUOTED]}…"
+        return f"The question is longer than {limit} tokens: the model does not read “{rest}”."
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""

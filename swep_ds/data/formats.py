@@ -20,7 +20,7 @@ from swep_ds.common.errors import InputError, as_input_error, excerpt
 from swep_ds.common.spreadsheets import ERRORS, sheet_rows
 from swep_ds.data.annotations import tool_of
 from swep_ds.data.answers import field
-from swep_ds.data.columns import EXPORTS, Columns, column_names
+from swep_ds.data.columns import EXPORTS, Columns, check_names, column_names
 from swep_ds.ranks.environment import warn_once
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
@@ -135,7 +135,7 @@ def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
 
         decode = Features.from_arrow_schema(table.schema).decode_example
     is_export = any(tool_of(decode(row)) for row in table.slice(0, 1).to_pylist())
-    if "context" in known and not is_export:  # or else a message names all columns
+    if known.keys() >= {"question", "context"} and not is_export:  # or else a message names all columns
         table = table.select(list(known.values()))
     for batch in table.to_batches(ROWS_AT_A_TIME):
         yield from map(decode, batch.to_pylist())
@@ -143,10 +143,12 @@ def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
 
 def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:
     """The rows of a text table with a header, without empty ones. They are counted as a spreadsheet does, from the
-    header on, which is row 1. A cell such as 7.0 is a number: pandas writes whole ones of a column with gaps so."""
+    header on, which is row 1. A cell such as 7.0 is a number: pandas writes whole ones of a column with gaps so.
+    Raises InputError: it is malformed, or has only a header, without a question."""
     csv.field_size_limit(sys.maxsize)  # a context may be long
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
+    row: dict[str, Any] = {}
     number = 0
     try:
         for number, cells in enumerate(reader, 1):
@@ -159,7 +161,7 @@ def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:
                 continue
             if len(cells) != len(header) and "question" in names:  # else the row is refused for what it lacks
                 raise InputError(f"row {number} has {len(cells)} cells, and the header {len(header)}: correct it")
-            row: dict[str, Any] = dict(zip(header, cells, strict=False))
+            row = dict(zip(header, cells, strict=False))
             for name in row.keys() - texts:
                 if _POINT_ZERO.fullmatch(row[name]):
                     row[name] = float(row[name])
@@ -169,3 +171,5 @@ def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:
             f"malformed table of text after row {number} ({error}): put a text with quotation marks in quotation "
             "marks and double its own"
         ) from None
+    if header and not row:
+        check_names(tuple(header), columns)  # says what it lacks: this may be no table

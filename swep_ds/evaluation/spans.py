@@ -77,8 +77,8 @@ def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float |
 def with_confidence(
     answers: Sequence[Answer], null: Answer, confidence: float, least: float, count: int
 ) -> list[Answer]:
-    """The first `count` answers, the first of all with this confidence; where it is below `least`, the null answer
-    declines the question in its place."""
+    """The first `count` answers, of which the first has this confidence. Where it is below `least`, the null answer
+    comes first and declines the question."""
     if confidence < least and answers[0].text:
         answers = [null, *(answer for answer in answers if answer.text)]
     return [replace(answers[0], confidence=confidence), *answers[1:count]]

@@ -19,8 +19,9 @@ from swep_ds.ranks.environment import warn_once
 
 Remarks = list[dict[str, str]]  # rows of remarks.jsonl
 ABOUT_HELD_OUT = "about a held-out article: left out"
-CONTRADICTED = "another row has another answer from the same text, and both are trained on: remove what is wrong"
-MOST_COMPARED = 100  # questions with the same words about one text, of which generated data may have many
+CONTRADICTED = "another row gives a different answer from the same text, and both are trained on: remove the wrong one"
+MOST_COMPARED = 20  # questions with the same words about one text, of which generated data may have many
+AROUND = 40  # characters on either side of an answer, by which its place is known in another passage of its text
 
 
 def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[Example], dict[str, list[Example]]]:
@@ -70,7 +71,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
 
 def _contradicted(training: list[Example]) -> list[Example]:
     """Those that another answers otherwise, as people's verdicts may: with the same words, about the same text, where
-    the context of either has an answer of the other. Those with the same words follow each other."""
+    the context of either has the place that answers the other. Those with the same words follow each other."""
     alike: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place, example in enumerate(training):
         alike[normalize_answer(example.question), example.article].append(place)
@@ -83,12 +84,20 @@ def _contradicted(training: list[Example]) -> list[Example]:
 
 
 def _contradict(example: Example, other: Example) -> bool:
-    """Whether no answer of either is within one of the other, although its context has that as well."""
-    pairs = ((example, other), (other, example))
-    if not any(text in there.context for here, there in pairs for text in here.answers):
+    """Whether no answer of either is within one of the other, although a context has the place of both."""
+    if not (_says(example, other.context) or _says(other, example.context)):
         return False
     words = [[f" {normalize_answer(text)} " for text in each.answers] for each in (example, other)]
     return not any(here in there or there in here for here in words[0] for there in words[1])
+
+
+def _says(example: Example, context: str) -> bool:
+    """Whether a context has the place of the example's answer: with the text around it, or else all of its context."""
+    place = example.context
+    if example.span:
+        start, end = example.span
+        place = place[max(0, start - AROUND) : end + AROUND]
+    return bool(example.answers) and place in context
 
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:

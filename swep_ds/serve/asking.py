@@ -91,6 +91,7 @@ class Asking:
         if best.score is None:
             return "no passage of the texts shares a word with the question"
         threshold = self._answerer.null_threshold
-        if threshold is not None and best.odds > threshold:
+        wrote_nothing = best.odds is None  # a generated text, and not the null answer
+        if wrote_nothing or (threshold is not None and best.odds > threshold):
             return "the passages that were read do not seem to answer it"
         return f"the confidence in the best answer is below {self._answerer.min_confidence:g}"

@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from swep_ds.common.files import check_output, write_atomically
 from swep_ds.data.answers import is_blank
 
 log = logging.getLogger(__name__)
-KEYS = {"id", "question", "title", "context", "answers", "is_impossible", "time"}  # every row has these
 BEGIN = b'{"id": "'  # every line has these
 
 
@@ -72,10 +72,11 @@ class Verdicts:
             content = content.removesuffix(last)
         for number, line in enumerate(content.splitlines(), 1):
             row = _row(line)
+            fix = "correct or remove it, or name another file"
             if row is None:
-                raise InputError(
-                    f"--output {self.path}: line {number} is no verdict: correct or remove it, or name another file"
-                )
+                raise InputError(f"--output {self.path}: line {number} is no verdict: {fix}")
+            if row["id"] in self.rows:
+                raise InputError(f"--output {self.path}: line {number} has the id of an earlier line: {fix}")
             self.rows[row["id"]] = row
         if torn and last:
             log.warning("%s: what follows its last whole line was never saved as a verdict, and is removed", self.path)
@@ -129,8 +130,9 @@ class Verdicts:
     def latest(self, question: str | None = None) -> list[dict[str, Any]]:
         """All verdicts, or those on a question, in any case; the latest first, with the fields of `schema.Given`."""
         given = []
+        folded = question and _folded(question)
         for row in reversed(self.rows.values()):
-            if question is None or _folded(row["question"]) == _folded(question):
+            if question is None or _folded(row["question"]) == folded:
                 words = ", ".join(row["answers"]["text"]) or None
                 given.append({"id": row["id"], "question": row["question"], "words": words, "time": row["time"]})
         return given
@@ -147,6 +149,7 @@ class Verdicts:
             self.rows = rows
 
 
+@lru_cache(2**15)  # each question that is asked is compared with all that were judged
 def _folded(question: str) -> str:
     return " ".join(question.casefold().split())
 
@@ -157,8 +160,17 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    if isinstance(row, dict) and row.keys() >= KEYS:
-        return row
+    match row:
+        case {
+            "id": str(),
+            "question": str(),
+            "title": str(),
+            "context": str(),
+            "answers": {"text": [*texts], "answer_start": [*starts]},
+            "is_impossible": bool(),
+            "time": str(),
+        } if len(texts) == len(starts) and all(isinstance(text, str) for text in texts):
+            return row
     return None
 
 

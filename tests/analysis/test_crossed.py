@@ -177,6 +177,8 @@ def test_so_many_more_questions_as_it_says_narrow_the_interval_to_3_points():
 
 def test_a_difference_that_is_shown_needs_no_remark():
     assert crossed.not_shown(400, 1.0, 9.0) == ""
-    wide = "these 20 questions show a difference in F1, but not how large it is, and about 147 more like them"
+    wide = "these 20 questions show a difference in F1, but not how large it is, and about 150 more like them"
     assert wide in crossed.not_shown(20, 2.0, 19.3)  # 20 (8.65 / 3)^2 - 20 = 146.3
+    half = 10 * stats.t(9).ppf(0.975)  # Student's t makes an interval of few questions wider
+    assert "about 420 more" in crossed.not_shown(10, -half, half, 9)  # 10 (19.6 / 3)^2 - 10 = 416.8
     assert crossed.not_shown(9000, -1.0, 2.0) == "these 9000 questions do not show a difference in F1"

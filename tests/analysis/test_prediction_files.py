@@ -50,6 +50,8 @@ def test_a_single_row_is_no_file_of_two_questions(tmp_path):
         ('{"a": 0.2, "b": 0.9}', "{'id': 'a', 'answer': 0.2} is no prediction: give "),  # probabilities of no answer
         ('{"version": "1.1", "data": [{"title": "A", "paragraphs": []}]}', "is no prediction"),  # the data set
         ('[{"id": "a", "prediction_text": null}]', "is no prediction"),
+        ('[{"id": NaN, "prediction_text": "b"}]', "is no prediction"),
+        ("[]", "holds no prediction: give "),
         ("id,prediction_text\na,b\n", "not JSON"),
         ('{"a": "b", "a": "c"}', "the key 'a' is given twice: keep one"),
         ('{"id": 1, "answer": "b"}\n{"id": "1", "answer": "b"}', "the id '1' is given twice: keep one"),
@@ -179,8 +181,10 @@ def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(
     assert "third less old: EM -100.00, F1 -100.00, no interval: these questions are about fewer than 5" in printed
     assert "fourth less old: no question in common\n" in printed
     [said] = re.findall("these 20 questions do not show a difference in F1, and about (.*) more like them", printed)
-    half = np.ptp(line("new less old", printed)[1, 1:3]) / 2
-    assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, abs=1)
+    half = stats.norm.ppf(0.975) * stats.sem(values)
+    assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, rel=0.02)
+    same = scored(golds, {"old": before, "new": before})
+    assert "each of these 30 questions has the same F1 in both files\n" in same
     many = {f"q{n}": ["cats"] for n in range(4000)}  # 30 points apart: the questions show it
     worse = {id_: "cats" if n % 10 < 7 else "dog" for n, id_ in enumerate(many)}
     shown = scored(many, {"old": worse, "new": dict.fromkeys(many, "cats")})
@@ -198,8 +202,15 @@ def rows_of(answers: dict[str, str], ids: str) -> str:
     return "\ufeff" + file.getvalue()
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_may_have_been_saved_by_a_spreadsheet(delimiter, tmp_path):
+    text = "\ufeffid,question,answer\r\n1,When?,7.0\r\n2,Who?,\r\n".replace(",", delimiter)
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8", newline="")
+    assert read_prediction_file(tmp_path / "a.csv") == ({"1": "7.0", "2": ""}, {"1": "When?", "2": "Who?"})
+
+
 def test_a_damaged_table_is_refused_by_its_name(tmp_path):
-    for text, said in (('id,answer\na,"b', "malformed CSV"), ("id;answer\na;b\n", "is no prediction")):
+    for text, said in (('id,answer\na,"b', "malformed CSV"), ("id;text\na;b\n", "is no prediction")):
         (tmp_path / "a.CSV").write_text(text)
         assert refused(read_prediction_file, tmp_path / "a.CSV").startswith(str(tmp_path / "a.CSV"))
         assert said in refused(read_prediction_file, tmp_path / "a.CSV")
@@ -211,14 +222,14 @@ def test_answers_with_other_ids_are_known_by_their_questions(scored, caplog):
     for ids, is_said in (("q", False), ("asked.csv-", True)):
         caplog.clear()
         assert line("a.csv", scored(golds, {"a.csv": rows_of(right, ids)}))[0, 0] == 75
-        assert ("a.csv: its ids are not those of --data: its answers are known by" in caplog.text) == is_said
+        assert ("a.csv: its ids do not name the questions of --data: its answers are" in caplog.text) == is_said
     moved = rows_of({question: right[question] for question in reversed(right)}, "q")  # ids of other questions
     assert line("a.csv", scored(golds, {"a.csv": moved}))[0, 0] == 75
     lacking = rows_of({"Which, 7?": "7.0", "Who?": "12.0"}, "x")
     assert line("a.csv", scored(golds, {"a.csv": lacking}))[0, 0] == 12.5
     assert "a.csv: 1 of 2 predictions have no question: left out" in caplog.text
     twice = refused(scored, golds, {"a.csv": rows_of({"Which, 0?": "a", "Which, 0? ": "b"}, "x")})
-    assert twice.startswith("a.csv: its ids are not those of --data, and 'Which, 0?' is asked twice: ask the questions")
+    assert twice.startswith("a.csv: its ids do not name the questions of --data, and 'Which, 0?' is asked twice: ask ")
     assert "none of its ids is one of" in refused(scored, golds, {"a.csv": rows_of({"Who?": "12.0"}, "x")})
 
 

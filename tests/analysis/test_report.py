@@ -258,7 +258,7 @@ def test_the_terminal_has_the_differences_and_what_they_do_not_show(run, home, m
     means = values[np.random.default_rng(0).integers(30, size=(4000, 30))].mean(1)
     assert (-low, high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=2)
     more = re.search(r"squad: these 30 questions do not show a difference in F1, and about (\d+) more like", printed)
-    assert int(more[1]) == pytest.approx(30 * ((high + low) / 2 / 3) ** 2 - 30, abs=1)
+    assert int(more[1]) == pytest.approx(30 * ((high + low) / 2 / 3) ** 2 - 30, rel=0.02)
     assert more[0] in Page((run / "report.html").read_text()).texts["against"]
     assert printed.endswith(f"\nreport in {run / 'report.html'}\n")
 

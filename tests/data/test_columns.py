@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from swep_ds.common.errors import InputError
@@ -101,6 +102,7 @@ def test_questions_alone_need_no_other_column(tmp_path):
     fix = "rename yours, or name it in data.columns (--columns), as in question=NAME"
     for name, text, names in (
         ("asked.csv", "Frage\nWho, and when?\n", ["Frage"]),
+        ("note.txt", "Ann, not Bob", ["Ann", " not Bob"]),
         ("asked.csv", "Frage;Text\nWho?;Ann.\n", ["Frage", "Text"]),
         ("asked.json", json.dumps([{"Frage": "Who?"}]), ["Frage"]),
     ):
@@ -109,6 +111,15 @@ def test_questions_alone_need_no_other_column(tmp_path):
         assert said.endswith(f"has no column question (found: {names}): {fix}")
     said = refused(str(tmp_path / "asked.csv"))
     assert "row 2: has no column question, context, answers (found: ['Frage', 'Text'])" in said
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "xlsx", "csv"])
+def test_a_table_without_a_question_names_all_of_its_columns(suffix, tmp_path):
+    table = pd.DataFrame([{"Frage": "Who?", "context": "Ann did.", "answer": "Ann"}])
+    write = {"parquet": table.to_parquet, "xlsx": table.to_excel, "csv": table.to_csv}[suffix]
+    write(tmp_path / f"rows.{suffix}", index=False)
+    said = refused(str(tmp_path / f"rows.{suffix}"))
+    assert "has no column question (found: ['Frage', 'context', 'answer'])" in said
 
 
 def test_answer_text_is_an_answer(save):

@@ -229,6 +229,22 @@ def test_verdicts_that_contradict_each_other_are_named_and_trained_on(caplog, tm
     assert not caplog.records
 
 
+def test_equal_questions_about_two_places_of_a_text_do_not_contradict_each_other(tmp_path):
+    """One answer is a part of words about something else in the other's passage; and two people find none."""
+    sound, price = (
+        "The sound is as good as new, for 25 euros. ",
+        "Others say: it is great. It has 2 plugs, a good deal.",
+    )
+    rows = [("How is it?", "t", "good", sound), ("How is it?", "t", "great", price)]
+    rows += [("How many?", "t", "25", sound), ("How many?", "t", "2", price)]
+    rows += [("Who?", "t", None, sound), ("Who?", "t", None, sound + price), ("How many?", "t", None, sound[:18])]
+    source, _ = verdicts_on(tmp_path, "a", *rows)
+    data = {"train": source, "eval": {}, "holdout_fraction": 0.0, "unanswerable": "train"}
+    remarks = []
+    load_examples(Recipe.make(Recipe.load("quickstart"), data=data), remarks)
+    assert not remarks
+
+
 def test_of_very_many_equal_questions_the_first_are_compared(monkeypatch):
     monkeypatch.setattr(module, "MOST_COMPARED", 3)
     rows = [Example(f"{n}", "Who?", "Ann Bob", (answer,), None, "t") for n, answer in enumerate(["Ann"] * 3 + ["Bob"])]

@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 
 from swep_ds import __main__ as command
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.common.errors import InputError, excerpt
+from swep_ds.common.errors import InputError
+from swep_ds.evaluation.spans import Answer
 from swep_ds.serve.app import HEADERS, build
 from swep_ds.serve.asking import _Asked
 from swep_ds.serve.session import Session
@@ -146,8 +147,10 @@ def test_a_question_that_is_too_long_says_what_is_not_read(client, session):
     tokenizer = AutoTokenizer.from_pretrained(session.served[0])
     encoded = tokenizer(question.strip(), add_special_tokens=False, return_offsets_mapping=True)
     rest = question.strip()[encoded["offset_mapping"][limit][0] :]
-    said = f"The question is longer than {limit} tokens: the model does not read {excerpt(rest)}."
-    assert ask(client, question)["remark"] == said
+    said = f"The question is longer than {limit} tokens: the model does not read “"
+    assert ask(client, question)["remark"] == f"{said}{rest[:60]}…”."
+    part = question[: len(question.strip()) - len(rest) + 20].strip()
+    assert ask(client, part)["remark"] == f"{said}{rest[:20].strip()}”."
     exact = tokenizer.decode(encoded["input_ids"][:limit])
     assert ask(client, exact)["remark"] is None
 
@@ -370,6 +373,8 @@ def test_a_generative_model_gives_one_answer(tmp_path):
     together = [_Asked(QUESTIONS[1], n_best, Future()) for n_best in (1, 2)]
     session.asking._answer(together)  # the second request's fault is not the first one's
     assert [asked.reply.exception() is None for asked in together] == [True, False]
+    blank = Answer("", None, None, -1.0, 0.9)  # written by the model, and not its null answer
+    assert session.asking._declined(blank) == "the passages that were read do not seem to answer it"
     reply = client.post("/answer", json={"question": "Who?", "n_best": 2})
     assert (reply.status_code, "n_best 2: model gives one answer: set it to 1" in reply.json()["detail"]) == (422, True)
 

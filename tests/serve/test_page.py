@@ -263,6 +263,17 @@ def test_earlier_verdicts_are_shown_and_taken_back_after_a_reload(window):
     window.wait(UNDO)
     assert window.text(".saved").split("\n") == ["Saved.", "The right words are “1852”.", today(), "Undo"]
     assert window.run("document.activeElement.closest('[aria-live=polite]') !== null")
+    older = session.verdicts.add(row_of(FOUNDER, HISTORY, TEXTS[HISTORY], None, None))
+    window.ask(FOUNDER)
+    window.click("Right")
+    window.wait(UNDO)
+    again = list(session.verdicts.rows)[-1]
+    for id_, focused in ((older, "count"), (again, "")):  # the buttons of a verdict are hidden, and then shown
+        window.run(f"document.querySelector('.given [data-id=\"{id_}\"] button').focus()")
+        window.press("Enter")
+        window.wait(f"!document.querySelector('[data-id=\"{id_}\"]')")
+        assert window.run("document.activeElement.id") == focused
+    assert window.run("document.activeElement.innerText") == "Right"
     window.open(address)
     window.wait("document.activeElement.id === 'question'")
     assert window.text("#count") == f"{before + 3} verdicts in corrections.jsonl"

@@ -163,6 +163,13 @@ def test_files_of_something_else_or_another_server_are_refused_and_left_as_they_
         other.write_text(content)
         assert refused(Verdicts, other).startswith(f"--output {other}: line 1 is no verdict: correct or remove it")
         assert other.read_text() == content
+    row = next(iter(verdicts.rows.values()))
+    by_hand = ({"question": None}, {"time": 5}, {"answers": []}, {"answers": {"text": "1852", "answer_start": 16}})
+    for number, changed in enumerate(({}, *by_hand)):
+        other = file.with_name(f"edited{number}.jsonl")
+        other.write_text(f"{json.dumps(row)}\n{json.dumps(row | changed)}\n")
+        fault = "is no verdict" if changed else "has the id of an earlier line"
+        assert refused(Verdicts, other).startswith(f"--output {other}: line 2 {fault}: correct or remove it")
     assert refused(Verdicts, file).startswith(f"--output {file}: another `swep-ds serve` adds to it: stop that one")
 
 

@@ -107,6 +107,7 @@ function given(title, {id, question, words, time}, undone) {
     const focused = item.contains(document.activeElement);
     item.remove();
     if (focused) place.focus();
+    if (focused && document.activeElement !== place) byId("count").focus(); // another saved verdict hides that button
     undone?.();
   };
   return item;
@@ -116,7 +117,7 @@ const showLatest = telling(async () => {
   if (!byId("verdicts").open) return;
   const {latest} = await call("GET", "verdicts");
   byId("latest").replaceChildren(...latest.map(verdict => given(verdict.question, verdict)));
-  if (latest.length < state.verdicts) byId("latest").append(make("li", {}, `Those are the latest ${latest.length}.`));
+  if (latest.length < state.verdicts) byId("latest").append(make("li", {}, `These are the latest ${latest.length}.`));
 });
 
 /** The verdicts on a question, and buttons for another one, which its saved verdict hides. */
