@@ -88,12 +88,12 @@ def _known(
 def score_files(
     files: Sequence[Path], data: str, texts: FolderTexts | None, scorer: str, language: str, columns: Columns
 ) -> None:
-    """Prints EM and F1 of each file on the questions of the source `data`, and those of each less the first file's over
-    the questions that both answer.
+    """Prints EM and F1 of each file on the questions of the source `data`, and those of each less the first file's.
 
-    `texts` has the documents that the questions name. `scorer` and `language` as in the recipe's section `eval`,
-    `columns` as in `Choices`. A question without a prediction scores 0. Raises InputError: as `read_prediction_file`;
-    the data cannot be read or have no answers; or a file has no prediction for any question.
+    Several files are scored on the questions that all of them answer. In a single one a question without a prediction
+    scores 0. `texts` has the documents that the questions name. `scorer` and `language` as in the recipe's section
+    `eval`, `columns` as in `Choices`. Raises InputError: as `read_prediction_file`; the data cannot be read or have no
+    answers; a file has no prediction for any question; or no question is answered in all files.
     """
     rules = validate(EvalSection, {"scorer": scorer, "language": language}, "--scorer").scorer_of(data)
     read = {str(file): read_prediction_file(file) for file in files}
@@ -109,25 +109,35 @@ def score_files(
     golds = {example.id: example.answers for example in examples}
     if advice := rules.advice(data, golds):
         warn_once(advice)
-    points: dict[str, np.ndarray] = {}  # EM and F1 of each question [2, Q], in percent
-    has: dict[str, np.ndarray] = {}  # whether the file has a prediction for each question [Q]
+    answers: dict[str, dict[str, str]] = {}
     for file, (predictions, questions) in read.items():
-        answers = _known(file, predictions, questions, asked)
-        if not answers:
+        answers[file] = _known(file, predictions, questions, asked)
+        if not answers[file]:
             ids = f"{excerpt(next(iter(predictions)))} is not, {excerpt(next(iter(golds)))} is"
             raise InputError(f"{file}: none of its ids is one of --data {data} ({ids}): give the data that it answers")
-        if len(answers) < len(golds):
-            warn_once(f"{file}: no prediction for {len(golds) - len(answers)} of {len(golds)} questions: they score 0")
-        if len(answers) < len(predictions):
-            unknown = f"{len(predictions) - len(answers)} of {len(predictions)} predictions have no question"
+        if len(answers[file]) < len(predictions):
+            unknown = f"{len(predictions) - len(answers[file])} of {len(predictions)} predictions have no question"
             warn_once(f"{file}: {unknown}: left out")
-        points[file] = 100 * np.array([*rules.by_question(answers, golds).values()]).T
-        has[file] = np.array([id_ in answers for id_ in golds])
-        print_scores({data: rules.score(answers, golds)}, f"{file}, scoring rules {rules.name(golds)}")
-    _print_intervals(points, has, clusters(examples))
+    missing = {file: len(golds) - len(of_file) for file, of_file in answers.items()}
+    if len(files) > 1:
+        in_all = set.intersection(*map(set, answers.values()))
+        if not in_all:
+            raise InputError(f"no question of --data {data} is answered in all of these files: give fewer of them")
+        if any(missing.values()):
+            lacking = ", ".join(f"{file} lacks {count}" for file, count in missing.items() if count)
+            warn_once(f"compared over the {len(in_all)} of {len(golds)} questions that all files answer: {lacking}")
+        examples = [example for example in examples if example.id in in_all]
+        golds = {example.id: example.answers for example in examples}
+    elif count := missing[str(files[0])]:
+        warn_once(f"{files[0]}: no prediction for {count} of {len(golds)} questions: they score 0")
+    points: dict[str, np.ndarray] = {}  # EM and F1 of each question [2, Q], in percent
+    for file, of_file in answers.items():
+        points[file] = 100 * np.array([*rules.by_question(of_file, golds).values()]).T
+        print_scores({data: rules.score(of_file, golds)}, f"{file}, scoring rules {rules.name(golds)}")
+    _print_intervals(points, clusters(examples))
 
 
-def _print_intervals(points: dict[str, np.ndarray], has: dict[str, np.ndarray], cluster_Q: np.ndarray) -> None:
+def _print_intervals(points: dict[str, np.ndarray], cluster_Q: np.ndarray) -> None:
     if effective_clusters(cluster_Q) < MIN_TEXTS:
         print(f"no intervals: the questions are about fewer than {MIN_TEXTS} texts")
         return
@@ -136,12 +146,8 @@ def _print_intervals(points: dict[str, np.ndarray], has: dict[str, np.ndarray], 
     for name, values_2Q in points.items():
         print(f"    {name}: {_interval(values_2Q, cluster_Q, 0)[0]}")
     for other in others:
-        both = has[other] & has[first]
-        text, clause = _interval((points[other] - points[first])[:, both], cluster_Q[both], -100)
+        text, clause = _interval(points[other] - points[first], cluster_Q, -100)
         print(f"    {other} less {first}: {text}")
-        if not both.all():
-            lacking = [f"{file} lacks {(~has[file]).sum()}" for file in (first, other) if not has[file].all()]
-            print(f"        over the {both.sum()} of {len(both)} questions that both answer: {', '.join(lacking)}")
         if clause:
             print(f"        {clause}")
 
@@ -149,13 +155,6 @@ def _print_intervals(points: dict[str, np.ndarray], has: dict[str, np.ndarray], 
 def _interval(values_2Q: np.ndarray, cluster_Q: np.ndarray, lowest: int) -> tuple[str, str]:
     """The mean EM and F1 with their intervals and, of differences, p values, as a text; and what differences do not
     show. `lowest`: the least that they can be."""
-    questions = len(cluster_Q)
-    _, cluster_Q = np.unique(cluster_Q, return_inverse=True)  # some may have no questions
-    if not questions:
-        return "no question in common", ""
-    if effective_clusters(cluster_Q) < MIN_TEXTS:
-        means = "EM {:.2f}, F1 {:.2f}".format(*values_2Q.mean(1))
-        return f"{means}, no interval: these questions are about fewer than {MIN_TEXTS} texts", ""
     known = estimate([(values_2Q[:, None], cluster_Q)])
     low_2, high_2 = known.interval()
     shown = np.clip((low_2, high_2), lowest, 100)
@@ -165,5 +164,5 @@ def _interval(values_2Q: np.ndarray, cluster_Q: np.ndarray, lowest: int) -> tupl
         return text, ""
     text += ", p = {:.2g} and {:.2g}".format(*known.p())
     if not values_2Q[1].any():
-        return text, f"each of these {questions} questions has the same F1 in both files"
-    return text, not_shown(questions, low_2[1], high_2[1], known.df[1])
+        return text, f"each of these {len(cluster_Q)} questions has the same F1 in both files"
+    return text, not_shown(len(cluster_Q), low_2[1], high_2[1], known.df[1])

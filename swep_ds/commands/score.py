@@ -6,8 +6,8 @@
 PREDICTIONS is JSON: {"ID": "ANSWER"} for SQuAD's and MLQA's scorers, as run_qa.py and a run's predictions/ have it;
 {"ID": [{"text": "ANSWER"}]} as in run_qa.py's nbest_predictions.json, whose first answers count; or a list or JSON
 lines of {"id": "ID", "prediction_text": "ANSWER"} for `evaluate`, or with "answer" as `swep-ds answer` and `evaluate
---texts` write them, whose CSV is read, too. "" declines the question; probabilities are not read. A question without a
-prediction scores 0; files are compared over the questions that both answer.
+--texts` write them, whose CSV is read, too. "" declines the question; probabilities are not read. In a single
+file a question without a prediction scores 0; several files are scored on the questions that all of them answer.
 """
 
 from swep_ds.commands.cli import Parser, add_reading_options

@@ -76,6 +76,8 @@ class Labels:
         that follow a question of their stratum without one do not count: those that people skip are the hard ones."""
         given: dict[str, tuple[str, ...]] = {}
         for row in rows:
+            if row["asked"] not in self._row_of:  # a run was trained on it
+                continue
             given[row["asked"]] = (*given.get(row["asked"], ()), *row["answers"]["text"])
         labelled, strata, waits = [], [], set()
         passed = [0] * STRATA

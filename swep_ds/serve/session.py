@@ -1,12 +1,15 @@
 """What is served: a model over texts, or questions to label."""
 
+import logging
 import os
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.api.forecast import answers_of
@@ -17,6 +20,7 @@ from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.evaluate import CACHE
+from swep_ds.pipeline.asked import numbers, read_asked
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.serve.asking import Asking
 from swep_ds.serve.labels import Labels, check_questions
@@ -26,6 +30,7 @@ from swep_ds.serve.verdicts import Verdicts, row_of
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 
+log = logging.getLogger(__name__)
 BATCH = 64  # windows in a forward pass, of several questions
 
 
@@ -75,6 +80,7 @@ class Session:
     def load_labels(self, examples: Sequence[Example]) -> None:
         """Asks the questions that were not asked before. Raises InputError: as `answers_of`."""
         first = RunFolder(Path(self.served[0]))
+        examples = self._untrained(examples)
         recipe = first.read_recipe()
         scorer = recipe.eval.scorer_of("".join(recipe.test_sets[:1]))
         folder = first.forecasts / "answers"
@@ -86,6 +92,21 @@ class Session:
         answers = {self.names[run]: answers_of(Path(run), examples, folder, index) for run in self.served}
         self.labels = Labels(examples, answers, scorer)
         self.ready = True
+
+    def _untrained(self, examples: Sequence[Example]) -> list[Example]:
+        """Without the questions whose labels a run was trained on: their scores say nothing about new ones."""
+        example_of = {example.id: example for example in examples}
+        trained = np.concatenate([read_asked(Path(run) / "model", "trained") for run in self.served])
+        labelled = []
+        for row in self.verdicts.rows.values():
+            labelled.append(replace(example_of[row["asked"]], answers=tuple(row["answers"]["text"])))
+        known = {labelled[place].id for place in np.flatnonzero(np.isin(numbers(labelled), trained))}
+        if known:
+            text = "%d labels are training data of %s: their questions are left out of the scores"
+            log.warning(text, len(known), ", ".join(self.names[run] for run in self.served))
+        left = [example for example in examples if example.id not in known]
+        check_questions(left, {}, "--label")
+        return left
 
     def save(self, verdict: Verdict) -> str:
         """Saves a verdict and returns its id. Raises InputError: it marks no words of a text or context, or it cannot

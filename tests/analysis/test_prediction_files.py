@@ -13,6 +13,7 @@ from scipy import stats
 
 from swep_ds.analysis.prediction_files import read_prediction_file, score_files
 from swep_ds.commands.score import score
+from swep_ds.common.errors import InputError
 from tests.evaluation.test_scores import f1_by_hand, normalize_by_hand, v2_by_hand
 from tests.support.bad_input import refused
 
@@ -123,20 +124,21 @@ def line(name: str, printed: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("v2", [False, True])
-def test_scores_are_the_official_ones_and_differences_students_t(v2, scored):
+def test_scores_are_the_official_ones_and_differences_students_t(v2, scored, caplog):
     golds, before, after = drawn(0, unanswerable=v2)
     del after["q0"], after["q1"]
     printed = scored(golds, {"before.json": before, "after.json": after | {"more": "cats"}})
+    assert "over the 238 of 240 questions that all files answer: after.json lacks 2\n" in caplog.text
+    del golds["q0"], golds["q1"]
     old_Q2, new_Q2 = by_hand(before, golds, v2=v2), by_hand(after, golds, v2=v2)
     em, f1 = new_Q2.mean(0)
-    assert re.search(rf"data\.json +│ +{em:.2f} │ +{f1:.2f} │ +240 ", printed)
+    assert re.search(rf"data\.json +│ +{em:.2f} │ +{f1:.2f} │ +238 ", printed)
     for part, chosen in (("with an", 1), ("without an", 0)) if v2 else ():
         em, f1 = new_Q2[[bool(answers) == chosen for answers in golds.values()]].mean(0)
         assert re.search(rf" {part} answer +│ +{em:.2f} │ +{f1:.2f} │", printed)
-    assert "over the 238 of 240 questions that both answer: after.json lacks 2\n" in printed
     for column in range(2):
-        tested = stats.ttest_rel(new_Q2[2:, column], old_Q2[2:, column])
-        wanted = [(new_Q2 - old_Q2)[2:].mean(0)[column], *tested.confidence_interval(0.95), tested.pvalue]
+        tested = stats.ttest_rel(new_Q2[:, column], old_Q2[:, column])
+        wanted = [(new_Q2 - old_Q2).mean(0)[column], *tested.confidence_interval(0.95), tested.pvalue]
         assert line("after.json less before.json", printed)[column] == pytest.approx(wanted, rel=0.05, abs=0.006)
         wanted = stats.ttest_1samp(old_Q2[:, column], 0).confidence_interval(0.95)
         assert line("before.json", printed)[column] == pytest.approx([old_Q2[:, column].mean(), *wanted], abs=0.006)
@@ -166,20 +168,21 @@ def test_what_is_missing_or_unknown_is_counted(scored, caplog):
     assert perfect[0, 2] == 100 > perfect[0, 1] > 0  # eight right answers do not prove that all would be
 
 
-def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(scored):
+def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(scored, caplog):
     """Each file lacks ten of 40 questions. Of the 20 that both have, 12 are right before and 15 after."""
     golds = {f"q{n}": ["cats"] for n in range(40)}
     before = {f"q{n}": "cats" if n < 22 else "dog" for n in range(30)}
     after = {f"q{n}": "cats" if n < 25 else "dog" for n in range(10, 40)}
-    more = {"third": {"q0": "dog", "q35": "cats"}, "fourth": {"q35": "cats"}}
-    printed = scored(golds, {"old": before, "new": after, **more})
-    assert [line(name, printed)[0, 0] for name in ("old", "new", "new less old")] == [55, 37.5, 15]
+    printed = scored(golds, {"old": before, "new": after})
+    assert [line(name, printed)[0, 0] for name in ("old", "new", "new less old")] == [60, 75, 15]
     values = [100.0] * 3 + [0.0] * 17
     interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert line("new less old", printed)[0, 1:3] == pytest.approx([*interval], rel=0.05)
-    assert "over the 20 of 40 questions that both answer: old lacks 10, new lacks 10\n" in printed
-    assert "third less old: EM -100.00, F1 -100.00, no interval: these questions are about fewer than 5" in printed
-    assert "fourth less old: no question in common\n" in printed
+    assert "over the 20 of 40 questions that all files answer: old lacks 10, new lacks 10\n" in caplog.text
+    printed_few = scored(golds, {"old": before, "third": {"q0": "dog", "q35": "cats"}})
+    assert "no intervals: the questions are about fewer than 5 texts" in printed_few
+    with pytest.raises(InputError, match="is answered in all of these files: give fewer of them"):
+        scored(golds, {"old": before, "fourth": {"q35": "cats"}})
     [said] = re.findall("these 20 questions do not show a difference in F1, and about (.*) more like them", printed)
     half = stats.norm.ppf(0.975) * stats.sem(values)
     assert int(said) == pytest.approx(20 * (half / 3) ** 2 - 20, rel=0.02)

@@ -12,6 +12,7 @@ from swep_ds.analysis.labelled import estimate, labelling_order, read_labelled, 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.example import Example
 from swep_ds.evaluation.scores import Scorer
+from swep_ds.pipeline.asked import numbers, write_asked
 from swep_ds.serve.app import build
 from swep_ds.serve.exports import EXPORTS
 from swep_ds.serve.labels import Labels, check_questions
@@ -165,6 +166,36 @@ def test_no_reply_to_who_labels_says_where_this_machine_keeps_its_files(tmp_path
     texts += [client.get(f"/exports/{name}").text for name in EXPORTS]
     assert not [text for text in texts if str(tmp_path) in text]
     assert [row["title"] for row in session.verdicts.rows.values()] == ["asked.json: data[0]"]
+
+
+def test_a_run_is_not_scored_on_the_labels_that_it_was_trained_on(tmp_path, caplog):
+    run = finished(tmp_path / "run", "mle")
+    rows = [{"id": e.id, "question": e.question, "context": e.context, "title": e.article} for e in EXAMPLES]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    verdicts = Verdicts(tmp_path / "labels.jsonl")
+
+    def opened() -> Session:
+        session = Session("label", [str(run)], None, verdicts)
+        session.load_labels(session.read_questions(str(tmp_path / "asked.jsonl"), ()))
+        return session
+
+    client = TestClient(build(opened()))
+    earlier = 0
+    for number in range(12):
+        reply = label(client, number, TRUTHS[number])
+        earlier += number >= 10 and reply["said"][0]["answer"] == TRUTHS[number]
+    counts = reply["scores"]["labelled"], reply["scores"]["questions"]
+    write_asked(run / "model", {"trained": numbers(read(tmp_path / "labels.jsonl")[:10]), "held_out": numbers([])})
+    again = TestClient(build(opened()))
+    assert "10 labels are training data of run: their questions are left out of the scores" in caplog.text
+    scores = again.get("/next").json()["scores"]
+    assert (counts, (scores["labelled"], scores["questions"])) == ((12, 40), (2, 30))
+    right = []
+    for number in range(12, 40):
+        reply = label(again, number, TRUTHS[number])
+        [said] = reply["said"]
+        right.append(said["answer"] == TRUTHS[number])
+    assert reply["scores"]["exact_match"]["mean"] == pytest.approx(100 * (sum(right) + earlier) / 30)
 
 
 def test_questions_over_a_folder_are_labelled_anywhere_in_it(tmp_path):
