@@ -124,7 +124,9 @@ class RunFolder:
     def check_finished(self) -> None:
         """Raises InputError: the folder holds no finished run."""
         if not self.results.is_file():
-            raise InputError(f"{self.path}: holds no {RESULTS}: name the folder of a finished run")
+            run = self.path.absolute().parent
+            fix = f"name the run, {run}" if (run / RESULTS).is_file() else "name the folder of a finished run"
+            raise InputError(f"{self.path}: holds no {RESULTS}: {fix}")
 
     # Who may write
 
