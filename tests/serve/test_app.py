@@ -162,7 +162,9 @@ def test_a_question_that_was_judged_before_says_so(client, session):
     reply = ask(client, question)
     assert reply["judged"] == []
     place = {name: reply[name] for name in PLACE}
-    ids = [client.post("/verdicts", json={"question": question, **at}).json()["id"] for at in ({}, place)]
+    saved = [client.post("/verdicts", json={"question": question, **at}).json() for at in ({}, place)]
+    assert (saved[0]["text"] in WITH_WORDS, saved[1]["text"]) == (True, None)
+    ids = [verdict["id"] for verdict in saved]
     assert ask(client, QUESTIONS[0])["judged"] == [given for given in before if given["question"] == QUESTIONS[0]]
     for again in ("Who opened the college", "who opened the college ?!", "Who opened the colleges?"):
         same = ids[::-1] if "colleges" not in again else []
@@ -449,7 +451,7 @@ def test_what_cannot_be_labelled_is_one_line_before_the_address(serve, tmp_path)
     fix = "rename yours, or name it in data.columns (--columns), as in question=NAME"
     for run, file, said in (
         ("no/run", "few.csv", "no/run"),
-        ("run/model", "few.csv", f"run/model: holds no results.json: name the run, {tmp_path / 'run'}"),
+        ("run/model", "few.csv", f"run/model: holds no results.json: name the run, run"),
         ("run", "no.csv", "data source 'no.csv': no such file"),
         ("run", "few.csv", "--label: 1 questions: give at least 15"),
         ("run", "one.csv", f"one.csv: row 2: has no column question (found: ['Frage']): {fix}"),
