@@ -124,8 +124,9 @@ class RunFolder:
     def check_finished(self) -> None:
         """Raises InputError: the folder holds no finished run."""
         if not self.results.is_file():
-            run = self.path.absolute().parent
-            fix = f"name the run, {run}" if (run / RESULTS).is_file() else "name the folder of a finished run"
+            fix = "name the folder of a finished run"
+            if (self.path.parent / RESULTS).is_file():  # it is the run's model
+                fix = f"name the run, {self.path.parent}"
             raise InputError(f"{self.path}: holds no {RESULTS}: {fix}")
 
     # Who may write
