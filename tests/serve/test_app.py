@@ -451,7 +451,7 @@ def test_what_cannot_be_labelled_is_one_line_before_the_address(serve, tmp_path)
     fix = "rename yours, or name it in data.columns (--columns), as in question=NAME"
     for run, file, said in (
         ("no/run", "few.csv", "no/run"),
-        ("run/model", "few.csv", f"run/model: holds no results.json: name the run, run"),
+        ("run/model", "few.csv", "run/model: holds no results.json: name the run, run"),
         ("run", "no.csv", "data source 'no.csv': no such file"),
         ("run", "few.csv", "--label: 1 questions: give at least 15"),
         ("run", "one.csv", f"one.csv: row 2: has no column question (found: ['Frage']): {fix}"),
