@@ -18,6 +18,7 @@ from threading import Thread
 from swep_ds.commands.cli import Parser, at_least, columns_of
 from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import user_path
+from swep_ds.models.folders import resolve_model
 from swep_ds.texts.folder import FolderTexts
 
 LOCAL = ["localhost", "127.0.0.1", "::1"]  # names of this machine
@@ -48,20 +49,13 @@ def serve() -> None:
             raise InputError("--texts and --columns are those of --label: give it too, or leave them out")
         texts = FolderTexts(folder, f"texts {folder}", links_out=False)
         output = given.output or Path("corrections.jsonl")
+        resolve_model(served[0], "model")
     else:
         mode, served = "label", [str(user_path(run)) for run in given.served]
         if given.null_threshold is not None or given.min_confidence:
             raise InputError("--null_threshold and --min_confidence: labels are about the runs as they are: leave out")
         texts = given.texts and FolderTexts(given.texts, f"--texts {given.texts}", links_out=False)
         output = given.output or Path("labels.jsonl")
-    try:  # before the model is loaded, for seconds
-        family = socket.getaddrinfo(given.host, given.port)[0][0]
-        both = given.host == "::"  # then also at IPv4's addresses
-        listening = socket.create_server((given.host, given.port), family=family, backlog=2048, dualstack_ipv6=both)
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"--host {given.host} --port {given.port}: cannot be used ({reason(error)}): name another port"
-        ) from None
     try:
         import uvicorn
 
@@ -74,6 +68,13 @@ def serve() -> None:
     session = Session(mode, served, texts, Verdicts(output))
     if mode == "label":
         questions = session.read_questions(given.label, given.columns)
+    try:  # before the model is loaded, for seconds
+        family = socket.getaddrinfo(given.host, given.port)[0][0]
+        both = given.host == "::"  # then also at IPv4's addresses
+        listening = socket.create_server((given.host, given.port), family=family, backlog=2048, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
+        fix = f"give --port {8000 + (given.port + 1) % 1000}, or another --host"  # a port that needs no rights
+        raise InputError(f"--host {given.host} --port {given.port}: cannot be used ({reason(error)}): {fix}") from None
     host, port = listening.getsockname()[:2]
     hosts = ["*"]
     if host in LOCAL:

@@ -124,7 +124,10 @@ class RunFolder:
     def check_finished(self) -> None:
         """Raises InputError: the folder holds no finished run."""
         if not self.results.is_file():
-            raise InputError(f"{self.path}: holds no {RESULTS}: name the folder of a finished run")
+            fix = "name the folder of a finished run"
+            if (self.path.parent / RESULTS).is_file():  # it is the run's model
+                fix = f"name the run, {self.path.parent}"
+            raise InputError(f"{self.path}: holds no {RESULTS}: {fix}")
 
     # Who may write
 

@@ -15,7 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from swep_ds.common.console import Progress
 from swep_ds.common.errors import InputError, reason
 from swep_ds.serve.exports import EXPORTS
-from swep_ds.serve.schema import Given, Question, Reply, Text, Verdict
+from swep_ds.serve.schema import TOO_LONG, Given, Question, Reply, Text, Verdict
 from swep_ds.serve.session import Session
 
 LARGEST = 2**20  # bytes of a request
@@ -65,6 +65,8 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Json:  # without the input, which may be large
         first = error.errors()[0]
+        if first["type"] == "string_too_long":  # only questions have a limit
+            return Json({"detail": TOO_LONG}, 422)
         field = ".".join(map(str, first["loc"][1:])) or "request"
         return Json({"detail": f"{field}: {first['msg'].removeprefix('Value error, ')[:200]}"}, 422)
 
@@ -135,11 +137,15 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
 
     @app.post("/verdicts")
     def add(verdict: Verdict) -> dict[str, Any]:
-        """Saves a verdict: it is on disk when this answers. Where questions are labelled, what the runs said."""
+        """Saves a verdict: it is on disk when this answers. `text`: that of the saved passage, which does not say.
+        Where questions are labelled, what the runs said."""
         check_ready()
         id_ = session.save(verdict)
+        text = None
+        if session.texts and verdict.start is None:
+            text = session.verdicts.rows[id_]["title"]
         said = session.labels and session.labels.said(verdict.asked)
-        return {"id": id_, "said": said, **totals()}
+        return {"id": id_, "text": text, "said": said, **totals()}
 
     @app.delete("/verdicts/{id_:path}")
     def undo(id_: str) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from typing import Annotated
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 MOST = 10  # answers
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+LONGEST = 1000  # characters of a question to ask
+TOO_LONG = f"The question is too long: {LONGEST:,} characters at most."
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -24,7 +24,7 @@ from swep_ds.pipeline.asked import numbers, read_asked
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.serve.asking import Asking
 from swep_ds.serve.labels import Labels, check_questions
-from swep_ds.serve.schema import MOST, Said, Verdict
+from swep_ds.serve.schema import LONGEST, MOST, TOO_LONG, Said, Verdict
 from swep_ds.serve.shown import ShownTexts
 from swep_ds.serve.verdicts import Verdicts, row_of
 from swep_ds.texts.folder import FolderTexts
@@ -116,6 +116,8 @@ class Session:
             example = self.labels.example(verdict.asked)
             question, name, context, first = example.question, self.public(example.article), example.context, 0
             label = {"asked": example.id, "stratum": self.labels.stratum_of[example.id]}
+        elif len(question) > LONGEST:
+            raise InputError(TOO_LONG)
         if self.texts:
             if verdict.start is not None and verdict.text is None:
                 raise InputError("text and version: give those of the text in which the words are marked")

@@ -128,7 +128,8 @@ class Verdicts:
         return id_
 
     def latest(self, question: str | None = None) -> list[dict[str, Any]]:
-        """All verdicts, or those on a question, in any case; the latest first, with the fields of `schema.Given`."""
+        """All verdicts, or those on a question, in any case and with or without its question mark; the latest first,
+        with the fields of `schema.Given`."""
         given = []
         folded = question and _folded(question)
         for row in reversed(self.rows.values()):
@@ -151,7 +152,7 @@ class Verdicts:
 
 @lru_cache(2**15)  # each question that is asked is compared with all that were judged
 def _folded(question: str) -> str:
-    return " ".join(question.casefold().split())
+    return " ".join(question.casefold().split()).rstrip(" ?!.…？！。؟")
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

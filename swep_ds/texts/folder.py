@@ -42,6 +42,8 @@ class FolderTexts:
         self.check()
 
     def check(self) -> None:
+        if self.folder.is_file():
+            raise InputError(f"{self.what}: is a file: name the folder that holds it")
         if not self.folder.is_dir():
             raise InputError(f"{self.what}: no such folder")
 

@@ -124,8 +124,9 @@ def served(session: Session) -> Iterator[tuple[Session, str]]:
     thread.join()
 
 
-def today() -> str:
-    return f"{datetime.now():%-d %B %Y}"
+def is_now(shown: str) -> bool:
+    """Whether a page's time is of the last minutes."""
+    return 0 <= (datetime.now() - datetime.strptime(shown, "%d %B %Y at %H:%M:%S")).total_seconds() < 10 * WAITS
 
 
 def answers(question: str) -> Iterator[Answer]:
@@ -191,8 +192,9 @@ def test_html_in_questions_names_and_texts_is_shown_and_never_run(window):
     window.wait(f"document.getElementById('text').value === {json.dumps(TEXTS[ATTACK])}")
     window.run("document.getElementById('part').focus()")
     window.call("Input.insertText", text="<IMG")
-    window.wait("document.getElementById('list-title').innerText === 'Texts'")
-    assert [window.text(part) for part in ("#name", "#viewer-question", "#list")] == [ATTACK, HOSTILE, ATTACK]
+    window.wait("document.getElementById('list-title').innerText === 'Texts and passages'")
+    assert [window.text(part) for part in ("#name", "#viewer-question", "#list li")] == [ATTACK, HOSTILE, ATTACK]
+    assert window.text("#list li + li").split("\n") == [ATTACK, TEXTS[ATTACK]]
     assert window.run("document.images.length + document.scripts.length") == 1
 
 
@@ -204,6 +206,77 @@ def test_a_text_whose_name_is_no_utf_8_is_opened(window):
     window.call("Input.insertText", text="caf")
     window.click("caf", "document.getElementById('list')")
     window.wait("document.getElementById('text').value === 'Coffee.'")
+
+
+def test_a_text_is_also_found_by_its_words(window):
+    window.ask(MOON)
+    window.click("Wrong")
+    window.wait("document.activeElement.value")
+    for part, names, note in (
+        ("tram stops", [VISITORS], "0 texts by name, 1 passage by words."),
+        ("hist", [HISTORY, HISTORY], "1 text by name, 1 passage by words."),
+        (" zebra ", [], "0 texts by name, 0 passages by words."),
+    ):
+        window.run("part.value = '', part.focus()")
+        window.call("Input.insertText", text=part)
+        window.wait(f"document.getElementById('list-note').innerText === {note!r}")
+        assert window.run("[...document.querySelectorAll('#list strong')].map(name => name.innerText)") == names
+    window.run("document.getElementById('part').value = ''")
+    window.call("Input.insertText", text=" ")  # no word
+    window.wait("document.getElementById('list-title').innerText === 'Passages found for the question'")
+
+
+def test_marked_words_are_whole_and_have_no_comma_or_lone_bracket_at_their_ends(window):
+    """Each text has its selection between bars."""
+    window.ask(MOON)
+    window.click("Wrong")
+    window.wait("document.activeElement.value")
+    for text, words in (
+        ("by B|alder Energ|ie in 1852", "Balder Energie"),
+        ("of |a stiff neck, |he said", "a stiff neck"),
+        ("in 18|5|2: cold", "1852"),
+        ("Μο|υσεί|ο", "Μουσείο"),
+        ("в Му|зе|й", "Музей"),
+        ("de|\u0301ja|\u0300 vu", "de\u0301ja\u0300"),
+        ("(in |(Bonn| or) Berlin", "Bonn"),
+        ("the |“stiff neck”,| a", "“stiff neck”"),
+        ('the "|stiff neck",| a', "stiff neck"),
+        ("f|(x), |y", "(x)"),
+        ("|f(x), |y", "f(x)"),
+        ("博物館于18|5|2年成立", "1852"),
+        ("博物館|于1852年|成立", "于1852年"),
+        ("สวัส|ดี|ครับ", "ดี"),
+        ("no wo|,|rd", None),
+        ("no wo|rd|", "word"),
+        ("wo||rd", None),
+    ):
+        before, selected, _ = parts = text.split("|")
+        span = (len(before), len(before) + len(selected))
+        window.run(f"show(null, null, {json.dumps(''.join(parts))}, {span[0]}, {span[1]})")
+        assert window.text("#marked") == (f"Marked: “{words}”" if words else "Nothing is marked yet.")
+        assert window.run("document.getElementById('mark').disabled") == (words is None)
+    for number, said in ((30, "Marked: "), (31, "That is long: mark as few words as answer it. Marked: ")):
+        window.run(f"show(null, null, {json.dumps('word ' * 40)}, 0, {5 * number})")
+        assert window.text("#marked") == f"{said}“{('word ' * number).strip()}”"
+        assert not window.run("document.getElementById('mark').disabled")
+        window.check()
+    rows = window.rows()
+    window.run(f"openText({VISITORS!r}, 6, 10)")  # trance entr
+    window.wait("document.getElementById('marked').innerText === 'Marked: “entrance”'")
+    window.click("These words")
+    window.wait(UNDO)
+    [*before, row] = window.rows()
+    assert (before, row["answers"]["text"], row["answers"]["answer_start"]) == (rows, ["entrance"], [4])
+
+
+def test_a_question_that_is_too_long_keeps_the_answers(window):
+    window.ask(FOUNDER)
+    answers = window.text("#answers")
+    window.run("question.value = 'x'.repeat(1001), question.focus()")
+    window.press("Enter")
+    said = "The question is too long: 1,000 characters at most."
+    window.wait(f"document.getElementById('fault').innerText === {said!r}")
+    assert window.text("#answers") == answers
 
 
 def test_a_declined_question_is_answered_with_the_mouse(window):
@@ -219,6 +292,14 @@ def test_a_declined_question_is_answered_with_the_mouse(window):
     window.click("These words are the answer")
     window.wait(UNDO)
     assert window.rows()[-1]["answers"]["text"] == ["Agnes Palder of Elbing"]  # without the blanks around it
+
+
+def test_a_verdict_that_the_texts_do_not_say_names_the_text_of_its_passage(window):
+    window.ask(MOON)
+    window.click("The texts do not say")
+    window.wait(UNDO)
+    said = f"Saved beside the earlier verdicts?, with a passage of {window.rows()[-1]['title']} as its text[.]"
+    assert re.fullmatch(said, window.text(".saved strong"))
 
 
 def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(window, monkeypatch):
@@ -241,8 +322,11 @@ def test_words_are_marked_by_keyboard_and_called_saved_when_they_are_on_disk(win
     assert "Saved" not in window.text("body")
     goes_on.set()
     window.wait(UNDO)
-    shown = window.run(f"{SECOND}.lastChild.innerText.split(/\\n+/).filter(Boolean)")
-    assert shown == ["Saved.", "The right words are “Agnes Palder”.", today(), "Undo", "Open the text"]
+    title, words, time, *buttons = window.run(f"{SECOND}.lastChild.innerText.split(/\\n+/).filter(Boolean)")
+    assert (words, is_now(time), buttons) == ("The right words are “Agnes Palder”.", True, ["Undo", "Open the text"])
+    earlier = min(2, sum(row["question"] == FOUNDER for row in before))
+    said = ("Saved.", "Saved beside the earlier verdict.", "Saved beside the earlier verdicts.")
+    assert title == said[earlier]
     assert window.text("#count") == f"{len(before) + 1} verdicts in corrections.jsonl"
     [start] = (row := window.rows()[-1])["answers"]["answer_start"]
     assert (row["title"], row["context"][start : start + 15], row["right"]) == (HISTORY, "Agnes Palder of", True)
@@ -257,11 +341,14 @@ def test_earlier_verdicts_are_shown_and_taken_back_after_a_reload(window):
     before, same = len(window.rows()), sum(row["question"] == FOUNDER for row in window.rows())
     ids = [session.verdicts.add(row) for row in (other, mine)]  # by another person, or before the server's start
     window.ask(FOUNDER)
-    assert window.text(".card .given").split("\n")[:3] == ["Judged before.", "The texts do not say.", today()]
+    *judged, time = window.text(".card .given").split("\n")[:3]
+    assert (judged, is_now(time)) == (["Judged before.", "The texts do not say."], True)
     assert window.run(f"{SECOND}.innerText.includes('before')") is False
     window.click("Right")
     window.wait(UNDO)
-    assert window.text(".saved").split("\n") == ["Saved.", "The right words are “1852”.", today(), "Undo"]
+    title, words, time, _ = window.text(".saved").split("\n")
+    assert title == f"Saved beside the earlier verdict{'s' * (same > 0)}."
+    assert (words, is_now(time)) == ("The right words are “1852”.", True)
     assert window.run("document.activeElement.closest('[aria-live=polite]') !== null")
     older = session.verdicts.add(row_of(FOUNDER, HISTORY, TEXTS[HISTORY], None, None))
     window.ask(FOUNDER)
@@ -288,7 +375,7 @@ def test_earlier_verdicts_are_shown_and_taken_back_after_a_reload(window):
     ]
     assert len(shown) == before + 3
     window.check()
-    named = {"list": "verdicts in corrections.jsonl", "button": f"Undo the verdict on {HOSTILE}"}
+    named = {"list": "verdicts in corrections.jsonl", "button": f"{shown[2][2]} on {HOSTILE}"}
     nodes = [node for node in window.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
     for role, name in named.items():
         assert any(node["role"]["value"] == role and node["name"]["value"].endswith(name) for node in nodes), role

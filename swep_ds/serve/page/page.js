@@ -4,13 +4,16 @@
 const ANSWERS = 4; // that are asked for, the best one among them
 const SHORT = 80; // UTF-16 units of a paragraph that says too little about an answer
 const PAUSE = 200; // milliseconds without a key before names are searched
+const LONG = 30; // words
+// by mark those with which it makes a pair
+const PAIRS = {"(": /\)/, ")": /\(/, "[": /]/, "]": /\[/, '"': /"/, "“": /[”„]/, "”": /[“„]/, "«": /»/, "»": /«/};
+const LETTER = /^[\p{sc=Latin}\p{sc=Greek}\p{sc=Cyrillic}\u0300-\u036f\p{Nd}]$/u; // of words with blanks between them
 const byId = id => document.getElementById(id);
 let state = {}; // the server's
 let turn = 0; // of the questions asked: a reply to an earlier one is not shown
 let open = {}; // what the viewer shows: {name, version, text}, name and version null for a context
 let task = {}; // what the viewer is for: {question, asked, said, saved}; saved is called with the reply and the words
 const skipped = new Map(); // from the id of a question to the number of labels at which it comes again
-let latest = null; // the text that was asked for last
 
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -22,9 +25,9 @@ const button = (label, onclick, className = "") => make("button", {type: "button
 
 /** The reply to a request. Throws an `Error` whose message is a sentence. */
 async function call(method, path, content) {
-  const headers = content ? {"content-type": "application/json"} : {};
   let response;
   try {
+    const headers = {"content-type": "application/json"};
     response = await fetch(path, {method, headers, body: content && JSON.stringify(content)});
   } catch {
     throw new Error("The server cannot be reached. Start swep-ds serve again.", {cause: "lost"}); // may have done it
@@ -52,7 +55,6 @@ const telling = work => async (...values) => {
   }
 };
 
-const query = pairs => new URLSearchParams(pairs).toString();
 // The server counts code points, a browser UTF-16 units, of which an emoji has two.
 const toPoints = (text, units) => Array.from(text.slice(0, units)).length;
 const toUnits = (text, points) => Array.from(text).slice(0, points).join("").length;
@@ -66,7 +68,6 @@ function percent(share) {
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 // --- Verdicts ---
-
 const silent = () => (state.folder === null ? "The text does not say" : "The texts do not say");
 const sentence = words => (words ? `The right words are “${words}”.` : `${silent()}.`);
 
@@ -97,10 +98,10 @@ function given(title, {id, question, words, time}, undone) {
     if (!await change("DELETE", `verdicts/${encodeURIComponent(id)}`)) return;
     for (const shown of document.querySelectorAll(".given li")) if (shown.dataset.id === id) shown.undone();
   });
-  undo.ariaLabel = `Undo the verdict on ${question}`;
-  const day = new Date(time).toLocaleDateString("en-GB", {dateStyle: "long"});
+  const when = new Date(time).toLocaleString("en-GB", {dateStyle: "long", timeStyle: "medium"});
+  undo.ariaLabel = `Undo the verdict of ${when} on ${question}`;
   const item = make("li", {}, make("strong", {dir: "auto"}, title), make("span", {dir: "auto"}, sentence(words)),
-    make("span", {className: "soft"}, day), undo);
+    make("span", {className: "soft"}, when), undo);
   item.dataset.id = id;
   item.undone = () => {
     const place = item.closest("article")?.querySelector(".choices button") ?? byId("count");
@@ -125,8 +126,11 @@ function verdictLine(question, judged, ...buttons) {
   const list = make("ul", {className: "given", ariaLive: "polite"});
   const line = make("div", {}, list, make("div", {className: "buttons choices"}, ...buttons));
   list.append(...judged.map(verdict => given("Judged before.", verdict)));
-  line.saved = (id, words, undone) => {
-    const item = given("Saved.", {id, question, words, time: Date.now()}, undone);
+  line.saved = ({id, text}, words, undone) => {
+    const [earlier, more] = document.querySelectorAll("#answers .given li");
+    const beside = earlier ? ` beside the earlier verdict${more ? "s" : ""}` : "";
+    const title = `Saved${beside}${text ? `, with a passage of ${text} as its text` : ""}.`;
+    const item = given(title, {id, question, words, time: Date.now()}, undone);
     item.className = "saved";
     list.append(item);
     item.querySelector("button").focus();
@@ -136,7 +140,6 @@ function verdictLine(question, judged, ...buttons) {
 }
 
 // --- Asking ---
-
 /** An answer in its paragraph, or in all of its passage if the paragraph is short. */
 function quoted(answer) {
   const {passage, passage_start: first} = answer;
@@ -157,7 +160,7 @@ function card(question, answer, sure, best) {
   const said = {answer: answer.answer, text, start, end, version, probability, confidence};
   const save = async (where, words) => {
     const reply = await change("POST", "verdicts", {question, said, ...where});
-    if (reply) line.saved(reply.id, words);
+    if (reply) line.saved(reply, words);
   };
   const view = (title, selected) => over(title, {question, said, line, answer, selected});
   const right = button("Right", () => save({text, start, end, version}, answer.answer));
@@ -179,7 +182,6 @@ const ask = telling(async event => {
   const question = byId("question").value.trim();
   if (!question) throw new Error("Type a question.");
   const mine = ++turn;
-  byId("answers").replaceChildren();
   byId("reading").textContent = "Reading the texts …";
   const asked = call("POST", "answer", {question, n_best: Math.min(ANSWERS, state.most)});
   const reply = await asked.finally(() => mine === turn && say("reading", ""));
@@ -192,7 +194,6 @@ const ask = telling(async event => {
 });
 
 // --- The viewer: a text in which words are marked, and the passages and names by which another is chosen ---
-
 /** Shows a text with these UTF-16 units selected and in sight. */
 function show(name, version, text, start, end) {
   // A textarea would make one character of each pair: this way offsets remain those of the text
@@ -210,30 +211,36 @@ function show(name, version, text, start, end) {
 }
 
 const openText = telling(async (name, start, end = start) => {
-  const mine = latest = {}; // a text that is chosen later is shown, whichever comes first
+  const mine = task.wanted = {}; // a text that is chosen later is shown, whichever comes first
   const {text, version} = await call("POST", "text", {name});
-  if (mine === latest) show(name, version, text, toUnits(text, start), toUnits(text, end));
+  if (mine === task.wanted) show(name, version, text, toUnits(text, start), toUnits(text, end));
 });
 
-/** The marked words and their UTF-16 units without blanks at both ends, or "". */
+/** The marked words and their UTF-16 units, or "": whole words, without blanks, commas and lone brackets around them. */
 function marked() {
-  const {selectionStart, selectionEnd} = byId("text");
-  const selected = open.text?.slice(selectionStart, selectionEnd) ?? "";
-  const words = selected.trim();
-  const start = selectionStart + selected.length - selected.trimStart().length;
-  return words && {start, end: start + words.length, words};
+  let {selectionStart: start, selectionEnd: end} = byId("text");
+  const text = open.text ?? "";
+  const isLone = mark => PAIRS[mark]?.test(text.slice(start, end).replace(mark, "")) === false;
+  const cutsWord = place => LETTER.test(text[place - 1]) && LETTER.test(text[place]);
+  while (start < end && (/\s/.test(text[start]) || isLone(text[start]))) start++;
+  while (start < end && (/[\s,;:]/.test(text[end - 1]) || isLone(text[end - 1]))) end--;
+  if (start === end) return "";
+  while (cutsWord(start)) start--;
+  while (cutsWord(end)) end++;
+  return {start, end, words: text.slice(start, end)};
 }
 
 function showMarked() {
   const span = marked();
   byId("mark").disabled = !span;
-  byId("marked").textContent = span ? `Marked: “${span.words}”` : "Nothing is marked yet.";
+  const long = span && span.words.split(/\s+/).length > LONG ? "That is long: mark as few words as answer it. " : "";
+  byId("marked").textContent = span ? `${long}Marked: “${span.words}”` : "Nothing is marked yet.";
 }
 
 function showList(title, entries, note) {
   byId("list-title").textContent = title;
   byId("list-note").textContent = note;
-  const items = entries.map(({name, parts, start}) => {
+  const items = entries.map(({name, parts = [], start = 0}) => {
     const entry = button("", () => {
       byId("list").querySelector("[aria-current]")?.removeAttribute("aria-current");
       entry.setAttribute("aria-current", "true");
@@ -245,19 +252,19 @@ function showList(title, entries, note) {
   byId("list").replaceChildren(...items);
 }
 
-/** Lists the names with `part` in them, or the passages that the search finds, of which `opens` opens the first. */
+/** Lists the texts named by `part` and passages with its words, or those for the question: `opens` opens the first. */
 const find = telling(async (part, opens) => {
   const mine = task;
-  const path = part ? `texts?${query({part})}` : `passages?${query({question: task.question})}`;
-  const {names, count: all, passages} = await call("GET", path);
-  if (mine !== task || part !== byId("part").value) return;
-  if (part) {
-    const note = names.length < all ? `The first ${names.length} of ${all}.` : `${count(all, "text")}.`;
-    showList("Texts", names.map(name => ({name, parts: [], start: 0})), note);
-    return;
-  }
+  const {passages} = await call("GET", `passages?${new URLSearchParams({question: part || task.question})}`);
+  const {names, count: all} = part ? await call("GET", `texts?${new URLSearchParams({part})}`) : {};
+  if (mine !== task || part !== byId("part").value.trim()) return;
   const entries = passages.map(passage => ({name: passage.text, start: passage.start,
     parts: [place(passage).join(" · "), passage.passage.trim().slice(0, 300)].filter(Boolean)}));
+  if (part) {
+    const first = names.length < all ? `The first ${names.length} of ` : "";
+    const note = `${first}${count(all, "text")} by name, ${count(entries.length, "passage")} by words.`;
+    return showList("Texts and passages", [...names.map(name => ({name})), ...entries], note);
+  }
   showList("Passages found for the question", entries, entries.length ? "" : "The search finds none.");
   if (opens && entries.length) byId("list").querySelector("button").click();
   else if (opens) byId("part").focus();
@@ -267,7 +274,6 @@ const find = telling(async (part, opens) => {
 function prepare(title, next) {
   task = next;
   open = {};
-  latest = null;
   for (const id of ["text", "part"]) byId(id).value = "";
   for (const id of ["viewer-fault", "name"]) byId(id).textContent = "";
   byId("viewer-title").textContent = title;
@@ -280,7 +286,7 @@ function prepare(title, next) {
 function over(title, {question, said, line, answer, selected}) {
   const saved = (reply, words) => {
     if (task.said === said) byId("over").close();
-    line.saved(reply.id, words);
+    line.saved(reply, words);
   };
   prepare(title, {question, said, saved});
   byId("over").showModal();
@@ -298,11 +304,9 @@ async function judge(span) {
 }
 
 // --- Labelling ---
-
-function bar({low, mean, high}) {
+function bar({low, mean, high}) { // hidden, as its numbers are beside it
   const interval = make("i", {style: `left: ${low}%; width: ${high - low}%`});
-  const middle = make("b", {style: `left: ${mean}%`});
-  return make("div", {className: "bar", ariaHidden: "true"}, interval, middle); // its numbers are beside it
+  return make("div", {className: "bar", ariaHidden: "true"}, interval, make("b", {style: `left: ${mean}%`}));
 }
 
 function showScores({labelled, waiting, least, questions, exact_match: exact, f1}) {
@@ -322,7 +326,7 @@ function showScores({labelled, waiting, least, questions, exact_match: exact, f1
 
 const nextQuestion = telling(async () => {
   for (const [id, labels] of skipped) if (labels <= byId("progress").value) skipped.delete(id);
-  const skip = query([...skipped.keys()].map(id => ["skip", id]));
+  const skip = new URLSearchParams([...skipped.keys()].map(id => ["skip", id]));
   const {asked, question, context, scores} = await call("GET", `next?${skip}`);
   showScores(scores);
   if (skipped.has(asked)) skipped.clear(); // all others are labelled: the round begins anew
@@ -347,7 +351,7 @@ function reveal(reply, words) {
   const line = verdictLine(task.question, []);
   byId("viewer").hidden = true;
   byId("revealed").replaceChildren(line, answers, next);
-  line.saved(reply.id, words, () => {
+  line.saved(reply, words, () => {
     byId("revealed").replaceChildren();
     byId("viewer").hidden = false;
     byId("text").focus();
@@ -356,7 +360,6 @@ function reveal(reply, words) {
 }
 
 // --- The start ---
-
 function describe() {
   const {mode, model, folder, texts, left_out: left} = state;
   document.title = byId("title").textContent = mode === "ask" ? `Ask the texts of ${folder}` : "Label questions";
@@ -394,7 +397,7 @@ let pause;
 byId("ask").addEventListener("submit", ask);
 byId("part").addEventListener("input", () => {
   clearTimeout(pause);
-  pause = setTimeout(() => find(byId("part").value, false), PAUSE);
+  pause = setTimeout(() => find(byId("part").value.trim(), false), PAUSE);
 });
 // `readonly` would take the caret away, and with it selection by keyboard
 byId("text").addEventListener("beforeinput", event => event.preventDefault());
