@@ -427,7 +427,8 @@ class Recipe(Section):
     @property
     def validation_set(self) -> str | None:
         """The test set of which one half chooses a checkpoint or when to decline, and the other half is reported:
-        `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
+        `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses. All of it is
+        reported where that half could choose nothing."""
         if self.eval.select_on is None and self.data.unanswerable == "train" and self.data.holdout_fraction > 0:
             return HOLDOUT
         return self.eval.select_on

@@ -213,7 +213,7 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         ("data.train=[{source: a, weight: 0}]", "data.train.0.weight: 0: must be greater than 0"),
         ("data.train=[a.json]", "data.train.0: 'a.json' is not a section: give its fields"),
         ("data.train=[]", "data.train: give one or more sources, each only once"),
-        ("data.train=[{source: a, weight: 1},{source: a, weight: 2}]", "data.train: give one or more sources, each only"),
+        ("data.train=[{source: a, weight: 1},{source: a, weight: 2}]", "data.train: give one or more sources, each"),
         ("pretrain.train=[a]", "pretrain.train: ['a']: must be a valid string"),
         # wrong values
         ("seed=x", "yaml: seed: 'x': must be a valid integer, unable to parse string as an integer"),
