@@ -145,7 +145,7 @@ def _compared(
             notes.append(f"{row.name}: {clause}.")
     compared = {row.name for row in rows}
     if unread := [name for name in names if name not in answered]:
-        notes.append(f"Not compared: {', '.join(unread)}. The answers of this run cannot be read.")
+        notes.append(f"Not compared: {', '.join(unread)}. This run's questions have changed, or cannot be read.")
     if left_out := [name for name in answered if name not in compared]:
         notes.append(f"Not compared: {', '.join(left_out)}. The other run did not answer the same questions.")
     with_answer = {name: [item for item in items if item.example.answers] for name, items in answered.items()}
