@@ -16,8 +16,7 @@ from swep_ds.common.files import read_json
 from swep_ds.data.example import Example
 from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import read_predictions
-from swep_ds.pipeline.examples import reported_examples, source_of_test_set
-from swep_ds.pipeline.inputs import check_unchanged
+from swep_ds.pipeline.examples import answered_examples
 from swep_ds.pipeline.recipe import Recipe
 
 # in this order: the answer overlaps an accepted one in the text; it does not; its question has no answer; the answer is
@@ -124,10 +123,9 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     """The questions of a test set that the run in `folder` answered, in the order of their source, read again; with the
     answers of the run in `against`. Raises InputError: the questions or the answers cannot be read, or the questions
     have changed since the run."""
-    check_unchanged(recipe, folder, [source_of_test_set(recipe, name)])
+    examples = answered_examples(recipe, folder, name)
     answers = read_predictions(folder, name)
     wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
-    examples = reported_examples(recipe, name)
     marking = Marking(examples, recipe.eval.scorer_of(name))
     others = {}
     if against and (others := _read_if_any(against, "predictions", name)):

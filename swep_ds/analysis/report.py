@@ -144,7 +144,9 @@ def _compared(
         elif row.total and (clause := not_shown(row.total, row.f1.low, row.f1.high)):
             notes.append(f"{row.name}: {clause}.")
     compared = {row.name for row in rows}
-    if left_out := [name for name in names if name not in compared]:
+    if unread := [name for name in names if name not in answered]:
+        notes.append(f"Not compared: {', '.join(unread)}. This run's questions have changed, or cannot be read.")
+    if left_out := [name for name in answered if name not in compared]:
         notes.append(f"Not compared: {', '.join(left_out)}. The other run did not answer the same questions.")
     with_answer = {name: [item for item in items if item.example.answers] for name, items in answered.items()}
     return {

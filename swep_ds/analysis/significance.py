@@ -73,7 +73,7 @@ class QuestionScores:
         source = data.eval.get(data_set)
         if data_set == HOLDOUT:
             source = (data.sources[data.home_field], data.holdout_fraction)
-        half = recipe.validation_set == data_set
+        half = (recipe.validation_set == data_set, recipe.eval.select_on == data_set)
         key = (data_set, source, data.max_eval_examples, data.choices, half)
         note = f"No intervals on {data_set}: its questions cannot be read ({{}})."
         return self._once(key, note, lambda: reported_examples(recipe, data_set))

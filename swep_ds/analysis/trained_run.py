@@ -25,7 +25,7 @@ from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set
+from swep_ds.pipeline.examples import answered_examples, load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.inputs import check_unchanged
@@ -152,8 +152,7 @@ class TrainedRun:
         name = name or next(iter(names), "")
         if name not in names:
             raise InputError(f"{self.folder}: was not tested on a data set {excerpt(name)}{suggest(name, names)}")
-        check_unchanged(self.recipe, self.folder, [source_of_test_set(self.recipe, name)])
-        return reported_examples(self.recipe, name)
+        return answered_examples(self.recipe, self.folder, name)
 
     def training_examples(self) -> list[Example]:
         """The training questions, augmented samples last. Raises InputError as `test_examples`."""

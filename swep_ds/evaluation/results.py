@@ -80,6 +80,7 @@ class Results(Checked):
     # results of earlier versions lack these
     threads: int | None = None  # PyTorch's in each rank: the order of sums on a CPU depends on their number
     inputs: dict[str, str] = {}  # by field: checksum of the local files that it names
+    questions: dict[str, str] = {}  # by data set: `questions_checksum`, since its file may grow
     provenance: dict[str, str] = {}  # `provenance()`
 
     @property

@@ -17,6 +17,7 @@ from swep_ds.models.folders import resolve_model
 
 ASKED = "questions.npz"  # in a model's folder: of each kind the sorted numbers of its questions
 KINDS = ("trained", "held_out")
+HELD_OUT_ROWS = "held_out_rows"  # beside them: the `row_numbers` of the questions held out
 
 
 def numbers(examples: Iterable[Example]) -> np.ndarray:
@@ -28,30 +29,44 @@ def numbers(examples: Iterable[Example]) -> np.ndarray:
     return np.array(digests, np.uint64)
 
 
+def row_numbers(examples: Iterable[Example]) -> np.ndarray:
+    """As `numbers`, of all that a question holds: another row with the same words has another one."""
+    rows = [(each.id, each.question, each.context, each.answers, each.article) for each in examples]
+    return np.array([xxh3_64_intdigest(repr(row).encode()) for row in rows], np.uint64)
+
+
 def write_asked(folder: Path, asked: dict[str, np.ndarray]) -> None:
-    """`asked`: by kind of `KINDS`, the numbers of the questions."""
+    """`asked`: by kind of `KINDS`, the numbers of the questions, and maybe `HELD_OUT_ROWS`."""
     np.savez(folder / ASKED, **{kind: np.unique(numbers_Q) for kind, numbers_Q in asked.items()})
 
 
 def read_asked(folder: str | Path, kind: str) -> np.ndarray:
-    """The numbers of a model's questions of a kind of `KINDS`; none for a model that this package did not train. Raises
-    InputError: the file is damaged."""
+    """The numbers of a model's questions of a kind of `KINDS`, or its `HELD_OUT_ROWS`, which soups and models of
+    earlier versions lack; none for a model that this package did not train. Raises InputError: the file is damaged."""
     file = Path(folder) / ASKED
+    none = np.array([], np.uint64)
     if not file.is_file():
-        return np.array([], np.uint64)
+        return none
     with as_input_error(f"{file}: damaged", "export the model again, or remove the file"), np.load(file) as asked:
+        if kind == HELD_OUT_ROWS:
+            return asked.get(kind, none)
         return asked[kind]
 
 
-def held_out_by(run: str) -> np.ndarray:
-    """The numbers of the questions that a finished run held out. Raises InputError: it held out none."""
+def held_out_by(run: str, examples: list[Example]) -> np.ndarray:
+    """Whether a finished run held out each question [Q]: the same rows, or if some of them are not among the examples,
+    those with the same words. Raises InputError: it held out none."""
     folder = user_path(run)
-    held_out_Q = read_asked(folder / "model", "held_out")
-    if not len(held_out_Q):
+    held_out = read_asked(folder / "model", "held_out")
+    if not len(held_out):
         raise InputError(
             f"data.holdout_of {run}: no run with held-out questions ({folder / 'model' / ASKED}): name one"
         )
-    return held_out_Q
+    rows = read_asked(folder / "model", HELD_OUT_ROWS)
+    again_Q = np.isin(row_numbers(examples), rows)
+    if len(rows) and again_Q.sum() == len(rows):
+        return again_Q
+    return np.isin(numbers(examples), held_out)
 
 
 def apart(tests: dict[str, list[Example]], model: str) -> tuple[dict[str, list[Example]], dict[str, list[Example]]]:

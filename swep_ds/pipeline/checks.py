@@ -11,13 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error, at
 from swep_ds.data.example import Example
-from swep_ds.data.splits import halves
 from swep_ds.kernels.op import implementation
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import check_knows
 from swep_ds.pipeline.build import build_objective, load_model, run_tokenizer
-from swep_ds.pipeline.examples import by_source, load_examples
+from swep_ds.pipeline.examples import by_source, divided, load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -37,7 +36,7 @@ class RunInputs:
     config: dict[str, Any]  # the resolved ds_config
     training: list[Example]
     tests: dict[str, list[Example]]  # by name, the source domain first
-    validation: dict[str, list[Example]]  # the other half of one of them, if the run selects or may decline
+    validation: dict[str, list[Example]]  # the other half of one of them, if it can choose anything
     remarks: list[dict[str, str]]  # those of `load_examples`
 
 
@@ -60,7 +59,9 @@ def read_and_check(recipe: Recipe, ds_config: str) -> RunInputs:
         validation = {}
         if name := recipe.validation_set:
             with at("eval.select_on" if recipe.eval.select_on else "data.holdout_fraction"):
-                validation[name], tests[name] = halves(tests[name])
+                chooses, tests[name] = divided(recipe, name, tests[name])
+            if chooses:
+                validation[name] = chooses
         return RunInputs(recipe, tokenizer, config, training, tests, validation, remarks)
 
     if recipe.data.texts is None:

@@ -4,16 +4,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import combinations, groupby
-
-import numpy as np
+from pathlib import Path
 
 from swep_ds.common.errors import InputError, at
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset, texts
-from swep_ds.pipeline.asked import held_out_by, numbers
+from swep_ds.data.splits import clusters, halves, hold_out_again, hold_out_articles, samples_of, subset, texts
+from swep_ds.evaluation.calibration import FOLDS, MIN_OF_EACH
+from swep_ds.evaluation.results import RESULTS, read_predictions, read_results
+from swep_ds.pipeline.asked import held_out_by
+from swep_ds.pipeline.inputs import check_unchanged, questions_checksum
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
 
@@ -108,17 +110,47 @@ def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example
 
 
 def reported_examples(recipe: Recipe, name: str) -> list[Example]:
-    """The questions behind a run's results on one test set, the only one that is read; of `Recipe.validation_set` the
-    reported half. Raises InputError: the source cannot be read."""
+    """The questions behind a run's results on one test set, the only one that is read, as
+    `divided`. Raises InputError: the source cannot be read."""
     data = recipe.data
     home = data.home_field
     training = []
     if name == HOLDOUT:
         training = read_reported(home, data.sources[home], data.choices, None, training=True)
-    examples = _tests(data, training, [name], None)[1][name]
-    if name == recipe.validation_set:
-        return halves(examples)[1]
-    return examples
+    return divided(recipe, name, _tests(data, training, [name], None)[1][name])[1]
+
+
+def answered_examples(recipe: Recipe, run: Path, name: str) -> list[Example]:
+    """The questions of a test set that the finished run in the folder `run` answered. Where its file has changed, as
+    one does to which rows were added, they are taken from it by their ids, if they are all there and hold what they
+    held. Raises InputError: they are not, or the source cannot be read."""
+    field = source_of_test_set(recipe, name)
+    try:
+        check_unchanged(recipe, run, [field])
+    except InputError:
+        known = read_results(run / RESULTS).questions.get(name)
+        if known is None:  # an earlier version made the run
+            raise
+        source = recipe.data.eval.get(name) or recipe.data.sources[field]
+        training = name == HOLDOUT
+        by_id = {each.id: each for each in read_reported(field, source, recipe.data.choices, None, training=training)}
+        examples = [by_id[id_] for id_ in read_predictions(run, name) if id_ in by_id]
+        if questions_checksum(examples) != known:
+            raise
+        return examples
+    return reported_examples(recipe, name)
+
+
+def divided(recipe: Recipe, name: str, examples: list[Example]) -> tuple[list[Example], list[Example]]:
+    """A test set's questions that choose a checkpoint, a threshold or a calibrator; and those that are reported: all,
+    if the half that would choose can choose nothing. Raises InputError: as `halves`."""
+    if name != recipe.validation_set:
+        return [], examples
+    chooses, reported = halves(examples)
+    few = len(chooses) < 2 * MIN_OF_EACH or len(set(clusters(chooses).tolist())) < FOLDS
+    if recipe.eval.select_on is None and few and all(example.answers for example in chooses):
+        return [], examples
+    return chooses, reported
 
 
 def _tests(
@@ -142,7 +174,7 @@ def _held_out(
     """The training examples that are kept, and those held out."""
     if data.holdout_of is None:
         return hold_out_articles(training, data.holdout_fraction)
-    kept, held_out = hold_out_again(training, np.isin(numbers(training), held_out_by(data.holdout_of)))
+    kept, held_out = hold_out_again(training, held_out_by(data.holdout_of, training))
     for examples, what in ((held_out, "is in"), (kept, "is not in")):
         if not examples:
             raise InputError(f"data.holdout_of {data.holdout_of}: each question of data.train {what} its held-out part")

@@ -1,11 +1,13 @@
 """The local files that a run reads, and their checksums."""
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import content_checksum, user_path
+from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files
 from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.models.folders import QUICKSTART, model_files
@@ -37,6 +39,15 @@ def input_checksums(recipe: Recipe) -> dict[str, str]:
     size = sum(file.stat().st_size for names in files.values() for file in names)
     with ranks.step("checksums of model and data", lambda: size):
         return {field: content_checksum(names) for field, names in files.items()}
+
+
+def questions_checksum(examples: Iterable[Example]) -> str:
+    """The first 32 digits of the SHA-256 over all that questions hold, in their order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        place = (example.span, example.article, example.withheld)
+        digest.update(repr((example.id, example.question, example.context, example.answers, *place)).encode())
+    return digest.hexdigest()[:32]
 
 
 def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:

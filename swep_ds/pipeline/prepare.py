@@ -16,7 +16,7 @@ from swep_ds.evaluation.evaluate import EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.methods.objective import Objective
 from swep_ds.models.hub import pad_to_one_length
-from swep_ds.pipeline.asked import numbers, read_asked
+from swep_ds.pipeline.asked import HELD_OUT_ROWS, numbers, read_asked, row_numbers
 from swep_ds.pipeline.build import (
     build_evaluation,
     build_objective,
@@ -70,7 +70,7 @@ def prepare(checked: RunInputs, start: str | None = None) -> Prepared:
 
     held_out = [example for tests in (checked.validation, checked.tests) for example in tests.get(HOLDOUT, ())]
     trained = [numbers(training), read_asked(user_path(source), "trained")]
-    asked = {"trained": np.concatenate(trained), "held_out": numbers(held_out)}
+    asked = {"trained": np.concatenate(trained), "held_out": numbers(held_out), HELD_OUT_ROWS: row_numbers(held_out)}
     torch.manual_seed(recipe.seed)
     accelerator.lean_heap(True)
     with ranks.step("loading the model", lambda: sum(p.nbytes for p in objective.parameters())):

@@ -107,8 +107,10 @@ class DataSection(Section):
             raise ValueError(f"{excerpt(value)}: give a source, or a list of {{source, weight}}")
         mix = TypeAdapter(list[MixedSource]).validate_python(value)
         names = {part.source for part in mix}
-        if len(names) < max(2, len(mix)):
-            raise ValueError("a mix has two or more different sources: give a single one as text, and each only once")
+        if not mix or len(names) < len(mix):
+            raise ValueError("give one or more sources, each only once")
+        if len(mix) == 1:
+            return mix[0].source  # whose weight changes nothing
         return mix
 
     @field_validator("eval")
@@ -425,7 +427,8 @@ class Recipe(Section):
     @property
     def validation_set(self) -> str | None:
         """The test set of which one half chooses a checkpoint or when to decline, and the other half is reported:
-        `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
+        `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses. All of it is
+        reported where that half could choose nothing."""
         if self.eval.select_on is None and self.data.unanswerable == "train" and self.data.holdout_fraction > 0:
             return HOLDOUT
         return self.eval.select_on

@@ -26,6 +26,7 @@ from swep_ds.evaluation.results import (
 )
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
+from swep_ds.pipeline.inputs import questions_checksum
 from swep_ds.pipeline.prepare import Prepared
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.resume import check_setup
@@ -39,6 +40,7 @@ from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker
 
 Say = Callable[[str], None]
+NOTHING_TO_CHOOSE = "half of them has no question without an answer, and is too small to calibrate confidences"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Stage:
         for line in prepared.unreachable:
             self.say(f"  {line}")
         read = sum(len(batches.windows(update)) for update in range(batches.updates))
+        if recipe.validation_set and prepared.validation is None:
+            self.say(f"  all held-out questions are scored: {NOTHING_TO_CHOOSE}")
         for part in self._mix():
             self.say(
                 f"  {part['source']}: {100 * part['share']:.3g} % of each update, {part['questions']} questions in "
@@ -251,6 +255,8 @@ class Stage:
         threshold_reason = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
         calibration = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"
         calibration += " (eval.select_on)"
+        if self.recipe.validation_set and validation is None:
+            threshold_reason = f"the default ({NOTHING_TO_CHOOSE})"
         if validation:
             predictions = evaluation.predict(engine, validation)
             if self.recipe.eval.select_on:
@@ -290,6 +296,7 @@ class Stage:
             threads=torch.get_num_threads(),
             versions=versions(),
             inputs=inputs,
+            questions={test.name: questions_checksum(test.examples) for test in self.prepared.tests},
             provenance=provenance(),
             train={
                 "examples": self.prepared.features.examples,

@@ -208,6 +208,12 @@ def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     assert word_analyses.curves([run])["update"].tolist() == [1, 3]
 
 
+def test_what_cannot_be_read_of_this_run_is_not_blamed_on_the_other(against):
+    shown = against[2].texts["against"]
+    assert "Not compared: gone. This run's questions have changed, or cannot be read." in shown
+    assert "The other run did not answer" not in shown
+
+
 def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     """A set that it did not answer, and one on which it was tested with fewer questions."""
     shutil.copy(home / "test.json", tmp_path / "second.json")
@@ -219,6 +225,7 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     change_json(other / "results.json", eval={"squad": scores["squad"] | {"total": 5}})
     shown = Page(report.write_report(run, other)[0]).texts["against"]
     assert "Not compared: second. The other run did not answer the same questions." in shown
+    assert "This run's questions" not in shown
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
     assert " data.eval.second " in shown
     assert MEAN not in shown

@@ -14,16 +14,19 @@ from swep_ds.analysis.answered import read_answered
 from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
 from swep_ds.data.splits import halves, subset
+from swep_ds.evaluation.results import write_results
 from swep_ds.models.folders import model_checksum
 from swep_ds.pipeline import examples as module
 from swep_ds.pipeline.examples import (
     CONTRADICTED,
+    answered_examples,
+    divided,
     load_examples,
     reported_examples,
     source_of_test_set,
     warn_of_known,
 )
-from swep_ds.pipeline.inputs import check_unchanged, input_checksums, input_files
+from swep_ds.pipeline.inputs import check_unchanged, input_checksums, input_files, questions_checksum
 from swep_ds.pipeline.recipe import HOLDOUT, FirstStage, Recipe
 from swep_ds.serve.verdicts import Verdicts, row_of
 from tests.support import tiny_run
@@ -75,6 +78,36 @@ def test_one_set_is_read_as_among_all_of_them(folder):
     assert reported_examples(lacking, HOLDOUT) == halves(whole[HOLDOUT])[1]
     assert reported_examples(Recipe.make(lacking, data={"train": GONE}), "news") == whole["news"]
     assert re.search(r"^data\.eval\.lost: .*gone\.json", refused(reported_examples, lacking, "lost"))
+
+
+@pytest.mark.parametrize(
+    ("count", "without", "select_on", "are_halved"),
+    [
+        (48, "none", None, False),
+        (48, "all", None, True),
+        (48, "none", "held_out", True),
+        (76, "none", None, False),  # 38 questions cannot be 20 right and 20 wrong answers
+        (82, "none", None, True),
+    ],
+)
+def test_a_half_is_set_aside_only_if_it_may_choose_something(tmp_path, count, without, select_on, are_halved):
+    rows = []
+    for number in range(2 * count):
+        answers = {"text": ["Ann"], "answer_start": [0]}
+        if without == "all" and number % 2:
+            answers = {"text": [], "answer_start": []}
+        row = {"id": f"q{number}", "question": f"Who, {number}?", "context": f"Ann {number // 2}", "answers": answers}
+        rows.append(json.dumps(row) + "\n")
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    data = {"train": str(tmp_path / "rows.jsonl"), "unanswerable": "train", "holdout_fraction": 0.5, "eval": {}}
+    chosen = Recipe.make(recipe(tmp_path, **data), eval={"select_on": select_on})
+    held_out = load_examples(chosen, [])[1][HOLDOUT]
+    assert len(held_out) == count
+    expected = ([], held_out)
+    if are_halved:
+        expected = halves(held_out)
+    assert divided(chosen, HOLDOUT, held_out) == expected
+    assert reported_examples(chosen, HOLDOUT) == expected[1]
 
 
 def test_of_a_mix_each_source_is_read_as_alone_but_for_the_articles_that_home_holds_out(folder, tmp_path, caplog):
@@ -334,3 +367,58 @@ def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(t
     assert refused(check_unchanged, first, folder, ["data.train"]).startswith(f"pretrain.train {tmp_path}/train.json")
     (tmp_path / "train.json").unlink()  # what is gone cannot be compared
     check_unchanged(run.recipe, folder, ["data.train"])
+
+
+def test_a_file_that_has_grown_still_has_the_questions_that_a_run_answered(tmp_path):
+    def write(rows: list[dict]) -> None:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    rows = []
+    for number in range(20):
+        row = {
+            "id": f"q{number}",
+            "question": f"Who, {number}?",
+            "title": f"t{number // 2}",
+            "context": f"Ann {number}",
+        }
+        rows.append(row | {"answers": {"text": ["Ann"], "answer_start": [0]}})
+    write(rows)
+    chosen = recipe(tmp_path, train=str(tmp_path / "rows.jsonl"), holdout_fraction=0.4, eval={})
+    before = load_examples(chosen, [])[1][HOLDOUT]
+    (tmp_path / "predictions").mkdir()
+    (tmp_path / "predictions/held_out.json").write_text(json.dumps({example.id: "Ann" for example in before}))
+    results = {"method": "mle", "model": "m", "seed": 0, "world_size": 1, "eval": {}, "versions": {}}
+    results |= {"inputs": input_checksums(chosen), "questions": {HOLDOUT: questions_checksum(before)}}
+    write_results(tmp_path, results)
+    assert answered_examples(chosen, tmp_path, HOLDOUT) == before
+    more = [rows[0] | {"id": f"n{number}", "title": f"n{number}"} for number in range(30)]
+    write(rows + more)
+    assert load_examples(chosen, [])[1][HOLDOUT] != before
+    assert answered_examples(chosen, tmp_path, HOLDOUT) == before
+    assert [item.example for item in read_answered(tmp_path, chosen, HOLDOUT)] == before
+
+    held_out = {example.id for example in before}
+    places = [place for place, row in enumerate(rows) if row["id"] in held_out]
+    trained = next(place for place, row in enumerate(rows) if row["id"] not in held_out)
+    said = f"data.train {tmp_path}/rows.jsonl: has changed since {tmp_path} read it"
+
+    def edited(place: int, **changes) -> list[dict]:
+        return [row | changes if number == place else row for number, row in enumerate(rows)] + more
+
+    write(edited(trained, question="Else?"))  # it was not answered
+    assert answered_examples(chosen, tmp_path, HOLDOUT) == before
+    last = places[-1]
+    for wrong in (
+        edited(last, question="Else?"),
+        edited(last, context=f"Ann {last}."),
+        edited(last, answers={"text": ["Ann", f"Ann {last}"], "answer_start": [0, 0]}),
+        edited(last, id="else"),
+        edited(last, title="else"),
+        rows[:last] + rows[last + 1 :] + more,
+    ):
+        write(wrong)
+        assert refused(answered_examples, chosen, tmp_path, HOLDOUT).startswith(said)
+    write(more + rows[::-1])
+    assert answered_examples(chosen, tmp_path, HOLDOUT) == before
+    write_results(tmp_path, results | {"questions": {}})  # as by an earlier version
+    assert refused(answered_examples, chosen, tmp_path, HOLDOUT).startswith(said)

@@ -212,8 +212,8 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         ("data.train=[{name: a, weight: 1}]", "0.name is not a field; known are source, weight"),
         ("data.train=[{source: a, weight: 0}]", "data.train.0.weight: 0: must be greater than 0"),
         ("data.train=[a.json]", "data.train.0: 'a.json' is not a section: give its fields"),
-        ("data.train=[{source: a, weight: 1}]", "data.train: a mix has two or more different sources: give a single"),
-        ("data.train=[{source: a, weight: 1},{source: a, weight: 2}]", "data.train: a mix has two or more different"),
+        ("data.train=[]", "data.train: give one or more sources, each only once"),
+        ("data.train=[{source: a, weight: 1},{source: a, weight: 2}]", "data.train: give one or more sources, each"),
         ("pretrain.train=[a]", "pretrain.train: ['a']: must be a valid string"),
         # wrong values
         ("seed=x", "yaml: seed: 'x': must be a valid integer, unable to parse string as an integer"),
@@ -364,6 +364,11 @@ def test_a_mix_has_shares_by_weight_and_a_home():
     assert recipe.data.shares == {"a.json": 0.75, "b.json": 0.25}
     assert recipe.data.home_field == "data.train.0.source"
     assert Recipe.make(recipe, data={"home": "b.json"}).data.home_field == "data.train.1.source"
+
+
+def test_a_list_of_a_single_source_is_that_source(path):
+    plain = Recipe.load(str(path), ["data.train=a.json", "data.home=a.json"])
+    assert Recipe.load(str(path), ["data.train=[{source: a.json, weight: 3}]", "data.home=a.json"]) == plain
 
 
 def test_what_does_not_fit_a_mix_is_said(path, caplog):

@@ -14,7 +14,9 @@ from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.results import out_of_domain_mean, read_results
 from swep_ds.evaluation.scores import Scorer
+from swep_ds.pipeline.asked import HELD_OUT_ROWS, read_asked, row_numbers
 from swep_ds.pipeline.examples import load_examples, reported_examples
+from swep_ds.pipeline.inputs import questions_checksum
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny
@@ -89,13 +91,22 @@ WITHHELD = ("data.misplaced_answers=drop", "data.eval={{test: {folder}/test.json
 @pytest.fixture(scope="module")
 def runs(folder) -> Path:
     """extractive and generative, with held-out articles; plain, without; answerable, without such questions, but with a
-    misplaced answer and a test set whose answers are withheld."""
+    misplaced answer and a test set whose answers are withheld; few, without such questions and with held-out articles.
+    """
     listed = []
     for name, home, *settings in (
         ("extractive", folder, "data.holdout_fraction=0.5", f"data.eval.test={folder / 'test.json'}"),
         ("generative", folder / "t5", "data.holdout_fraction=0.5", f"data.eval.test={folder / 't5' / 'test.json'}"),
         ("plain", folder),
         ("answerable", folder, f"data.train={folder / 'answered.json'}", *WITHHELD),
+        (
+            "few",
+            folder,
+            "data.train={folder}/answered.json",
+            WITHHELD[0],
+            "data.holdout_fraction=0.5",
+            "data.eval={{}}",
+        ),
     ):
         settings = [setting.format(folder=folder) for setting in settings]
         settings += ["data.unanswerable=train", "train.max_updates=2"]
@@ -137,6 +148,19 @@ def test_a_run_declines_what_is_above_its_threshold(runs, name):
     if name == "plain":
         assert threshold == 0
         assert "at null odds above 0.00: the default, for lack of data to choose it on" in (runs / "out").read_text()
+
+
+@pytest.mark.slow
+def test_all_are_scored_where_half_of_them_could_choose_nothing(runs):
+    held_out = load_examples(Recipe.load(str(runs / "few" / "recipe.yaml")))[1]["held_out"]
+    predictions = json.loads((runs / "few" / "predictions" / "held_out.json").read_text())
+    assert list(predictions) == [example.id for example in held_out]
+    results = read_results(runs / "few" / "results.json")
+    assert results.eval["held_out"]["total"] == len(held_out)
+    assert results.questions["held_out"] == questions_checksum(held_out)
+    assert set(read_asked(runs / "few" / "model", HELD_OUT_ROWS)) == set(row_numbers(held_out))
+    said = " ".join((runs / "out").read_text().split())
+    assert "all held-out questions are scored: half of them has no question without an answer, and is too" in said
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from swep_ds.data.choices import Choices
 from swep_ds.data.questions import FILE_NAME
 from swep_ds.data.readers import read_examples
-from swep_ds.pipeline.asked import apart, numbers, write_asked
+from swep_ds.pipeline.asked import HELD_OUT_ROWS, apart, numbers, row_numbers, write_asked
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.texts.documents import SUFFIXES
@@ -140,6 +140,36 @@ def test_a_run_holds_out_the_same_pairs_again(tmp_path):
     new, known = apart({"a": training + held_out, "b": held_out}, str(tmp_path / "before/model"))
     assert (new, known) == ({"a": held_out, "b": held_out}, {"a": training})
     assert refused(load, rows, holdout_of=str(tmp_path)).startswith(f"data.holdout_of {tmp_path}: no run with held-out")
+
+
+def test_another_row_with_the_words_of_a_held_out_question_is_not_held_out_again(tmp_path):
+    """As when a question is asked again: `swep-ds report --against` would not compare the two tests."""
+
+    def load(rows, **more):
+        (tmp_path / "rows.json").write_text(json.dumps(rows))
+        data = {"train": str(tmp_path / "rows.json"), "holdout_fraction": 0.25} | more
+        return load_examples(
+            Recipe.model_validate({"model": {"name": "m"}, "method": {"name": "mle"}, "data": data}), []
+        )
+
+    rows = []
+    for name in NAMES:
+        row = {"id": name, "question": f"Where is {name}?", "context": f"Here is {name}.", "title": name}
+        rows.append(row | {"answers": {"text": ["Here"], "answer_start": [0]}})
+    training, tests = load(rows)
+    held_out = tests["held_out"]
+    (tmp_path / "before/model").mkdir(parents=True)
+    asked = {"trained": numbers(training), "held_out": numbers(held_out)}
+    first = next(row for row in rows if row["id"] == held_out[0].id)
+    again = [first | {"id": "again"}, first | {"id": "elsewhere", "title": "elsewhere", "context": "Here it is."}]
+    for more, is_exact in (({}, False), ({HELD_OUT_ROWS: row_numbers(held_out)}, True)):
+        write_asked(tmp_path / "before/model", asked | more)
+        more_training, tests = load(rows + again, holdout_of=str(tmp_path / "before"))
+        assert (tests["held_out"] == held_out) == is_exact
+        assert [example.id for example in more_training[len(training) :]] == ["elsewhere"] * is_exact
+        assert len(tests["held_out"]) == len(held_out) + 2 * (not is_exact)
+    first["title"] = "new"  # the row is another one: its words count
+    assert load(rows, holdout_of=str(tmp_path / "before"))[1]["held_out"][0].id == held_out[0].id
 
 
 def test_the_name_of_any_document_that_can_be_read_is_no_context():
