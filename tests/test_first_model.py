@@ -214,7 +214,8 @@ def test_from_a_workbook_and_a_folder_of_documents_to_an_endpoint(folder, monkey
         assert re.search(rf"│ held_out │ .*\n.*\nheld_out: these questions do not show .*\nreport in {run}", printed)
     kept = corrected["eval"]["corrected"]["total"]
     every = kept + corrected["trained_on"]["corrected"]["total"]
-    assert f"over the {kept} of {every} questions that both answer: by_third/answers/corrected.jsonl lacks" in printed
+    lacking = "questions that all files answer: by_third/answers/corrected.jsonl lacks"
+    assert f"compared over the {kept} of {every} {lacking}" in printed
     [code] = blocks("python")
     exec(code, {})
     assert capsys.readouterr().out.startswith(f"{best['answer']} {best['name']} {reply['page'] or reply['heading']} ")

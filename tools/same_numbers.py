@@ -50,7 +50,7 @@ PRELOADED = ("torch", "datasets", "transformers", "deepspeed", "safetensors.torc
 PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_bert", "t5.modeling_t5"))
 # a softmax does not change when all its inputs shift: the gradients of these are rounding errors, which Adam scales up
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
-NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|^provenance")
+NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|^questions|^provenance")
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
 JOBS = 2  # runs at a time
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py

@@ -125,7 +125,7 @@ def score_files(
             raise InputError(f"no question of --data {data} is answered in all of these files: give fewer of them")
         if any(missing.values()):
             lacking = ", ".join(f"{file} lacks {count}" for file, count in missing.items() if count)
-            warn_once(f"compared over the {len(in_all)} of {len(golds)} questions that all files answer: {lacking}")
+            print(f"compared over the {len(in_all)} of {len(golds)} questions that all files answer: {lacking}")
         examples = [example for example in examples if example.id in in_all]
         golds = {example.id: example.answers for example in examples}
     elif count := missing[str(files[0])]:

@@ -124,11 +124,11 @@ def line(name: str, printed: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("v2", [False, True])
-def test_scores_are_the_official_ones_and_differences_students_t(v2, scored, caplog):
+def test_scores_are_the_official_ones_and_differences_students_t(v2, scored):
     golds, before, after = drawn(0, unanswerable=v2)
     del after["q0"], after["q1"]
     printed = scored(golds, {"before.json": before, "after.json": after | {"more": "cats"}})
-    assert "over the 238 of 240 questions that all files answer: after.json lacks 2\n" in caplog.text
+    assert "over the 238 of 240 questions that all files answer: after.json lacks 2\n" in printed
     del golds["q0"], golds["q1"]
     old_Q2, new_Q2 = by_hand(before, golds, v2=v2), by_hand(after, golds, v2=v2)
     em, f1 = new_Q2.mean(0)
@@ -168,7 +168,7 @@ def test_what_is_missing_or_unknown_is_counted(scored, caplog):
     assert perfect[0, 2] == 100 > perfect[0, 1] > 0  # eight right answers do not prove that all would be
 
 
-def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(scored, caplog):
+def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(scored):
     """Each file lacks ten of 40 questions. Of the 20 that both have, 12 are right before and 15 after."""
     golds = {f"q{n}": ["cats"] for n in range(40)}
     before = {f"q{n}": "cats" if n < 22 else "dog" for n in range(30)}
@@ -178,7 +178,7 @@ def test_a_comparison_leaves_out_what_a_file_lacks_and_says_what_it_cannot_show(
     values = [100.0] * 3 + [0.0] * 17
     interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert line("new less old", printed)[0, 1:3] == pytest.approx([*interval], rel=0.05)
-    assert "over the 20 of 40 questions that all files answer: old lacks 10, new lacks 10\n" in caplog.text
+    assert "over the 20 of 40 questions that all files answer: old lacks 10, new lacks 10\n" in printed
     printed_few = scored(golds, {"old": before, "third": {"q0": "dog", "q35": "cats"}})
     assert "no intervals: the questions are about fewer than 5 texts" in printed_few
     with pytest.raises(InputError, match="is answered in all of these files: give fewer of them"):
