@@ -100,6 +100,8 @@ def build(session: Session, hosts: Sequence[str] = ("*",)) -> FastAPI:
         """What is served, and what is done until it is ready."""
         served = {name: getattr(session, name) for name in ("mode", "ready", "most")}
         served["model"] = ", ".join(session.names[source] for source in session.served)
+        if len(session.served) > 1:  # whose scores are pooled
+            served["model"] = f"the mean of {served['model']}"
         served |= {"output": session.verdicts.path.name, "verdicts": len(session.verdicts.rows)}
         served |= {"doing": Progress.latest, "folder": None, "texts": 0, "left_out": []}
         if session.shown:

@@ -58,6 +58,7 @@ def label(client: TestClient, number: int, words: str) -> dict:
 
 
 def test_questions_are_labelled_in_order_and_each_label_moves_the_scores(client, session, tmp_path):
+    assert client.get("/state").json()["model"] == "the mean of a, b"
     scores = {"labelled": 0, "waiting": 0, "least": 15, "questions": COUNT, "exact_match": None, "f1": None}
     for labelled, row in enumerate(ORDER, 1):
         example, counts = EXAMPLES[row], {"verdicts": labelled - 1, "scores": scores}
