@@ -77,7 +77,7 @@ def test_results_have_their_fixed_layout_and_scores_in_percent_of_all_questions(
     for (_, ranks), run in runs.items():
         results = read(run / "results.json")
         sections = ["method", "model", "seed", "world_size", "train", "eval", "scorers", "versions", "inputs"]
-        assert sorted(results) == sorted([*sections, "threads", "provenance"])
+        assert sorted(results) == sorted([*sections, "threads", "questions", "provenance"])
         assert (results["method"], results["seed"], results["world_size"]) == ("swep", 0, ranks)
         assert results["threads"] == 1  # `run_script` sets it
         assert results["model"] == str(run.parent / "model")

@@ -129,7 +129,7 @@ def test_of_equal_scores_the_earlier_checkpoint_is_chosen_and_outlives_the_other
 def test_one_half_chooses_and_the_other_is_reported(folder):
     whole = results(folder / "select-0")
     names = ["method", "model", "seed", "world_size", "train", "selection", "eval", "scorers", "versions", "inputs"]
-    assert sorted(whole) == sorted([*names, "threads", "provenance"])
+    assert sorted(whole) == sorted([*names, "threads", "questions", "provenance"])
     assert whole["selection"]["data_set"] == "test"
     assert whole["selection"]["total"] + whole["eval"]["test"]["total"] == 60
     assert abs(whole["selection"]["total"] - whole["eval"]["test"]["total"]) <= 15  # articles of 15 questions
