@@ -217,8 +217,8 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
     assert re.match(fault, refused(load_examples, stage("error")))
 
 
-TEXT = "The college was founded by Agnes Palder, a brewer, in 1890. It has a garden. Nobody knows who planted it."
-CUT = TEXT.index(" Nobody")
+TEXT = "The college was founded by Agnes Palder, a brewer, in 1890. It has a garden. Its trees are old."
+CUT = TEXT.index(" Its trees")
 
 
 def verdicts_on(tmp_path: Path, name: str, *answers: tuple[str, str, str | None, str]) -> tuple[str, list[str]]:
